@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +20,7 @@ from p2ptrain.train import accelerator
 from p2ptrain.train.activations import pass_bytes
 from p2ptrain.train.fast_weights import holds_slow
 from p2ptrain.train.model import FlatModel, recompute_activations, summed_loss
+from p2ptrain.train.optimizer import fastest_products, muon_parameters
 from p2ptrain.train.sequence_parts import trial_batch
 
 if TYPE_CHECKING:
@@ -62,10 +64,15 @@ class Placement:
     autocast: torch.dtype | None  # None: fp32 throughout
     micro_batch: int  # sequences at once
     recomputes: bool = False  # whether layers compute their activations again in the backward pass
+    muon: torch.dtype | None = None  # type of Muon's products; None: ``optimizer.products_type``, without a trial
 
     @property
     def computes_in(self) -> str:
-        return "fp32" if self.autocast is None else str(self.autocast).removeprefix("torch.")
+        return type_name(self.autocast or torch.float32)
+
+
+def type_name(dtype: torch.dtype) -> str:
+    return "fp32" if dtype is torch.float32 else str(dtype).removeprefix("torch.")
 
 
 def place(
@@ -82,8 +89,8 @@ def place(
 
     In 16 bits (bf16, or fp16 with loss scaling where bf16 is missing) a card computes faster but launches more kernels.
     Of two placements that fit, the faster one in a trial is used: on an H100, llama-135m is six times as fast in bf16
-    and llama-15m a third faster in fp32 (measured: docs/results/CARD.md). A CPU with fast bf16 tries both, too. Raises
-    DeviceError if not even one sequence fits.
+    and llama-15m a third faster in fp32 (measured: docs/results/CARD.md). A CPU with fast bf16 tries both, too, and
+    both for Muon. Raises DeviceError if not even one sequence fits.
     """
     device = model.theta.device
 
@@ -95,7 +102,11 @@ def place(
         if model.theta.numel() < BF16_PARAMETERS or not accelerator.has_fast_bf16():
             return exact
         # The same micro-batch: with copies of the weights in bf16, a pass takes less memory than in fp32 (measured).
-        return fastest([replace(exact, autocast=torch.bfloat16), exact], trial)
+        found = fastest([replace(exact, autocast=torch.bfloat16), exact], trial)
+        shapes = [
+            model.layout.shapes[model.layout.names.index(each)] for each in muon_parameters(model.module, training)
+        ]
+        return replace(found, muon=fastest_products(max(shapes, key=prod))) if shapes else found
     with accelerator.current(device):
         accelerator.empty_cache(device)
         half = accelerator.half_type(device)

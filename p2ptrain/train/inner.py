@@ -94,7 +94,7 @@ class LanguageModelTask:
         model: its ``theta`` is trained; may hold any weights.
         run_tokens: end of the schedule.
         reader: determines this peer's order of sequences.
-        placement: autocast type, initial micro-batch and recomputation; see ``autofit``.
+        placement: types, initial micro-batch and recomputation; see ``autofit``.
     """
 
     def __init__(
@@ -143,6 +143,7 @@ class LanguageModelTask:
             model.theta,
             self._gradient,
             *self._moments,
+            placement.muon,
         )
 
     @property

@@ -9,8 +9,9 @@ from p2ptrain.manifest import Manifest
 from p2ptrain.train import accelerator
 from p2ptrain.train.accelerator import choose_device
 from p2ptrain.train.attention import has_flash_kernel
-from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES, Placement, place, trial_s
+from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES, Placement, place, trial_s, type_name
 from p2ptrain.train.model import flat_model
+from p2ptrain.train.optimizer import products_type
 from peer.capacity import activation_bytes, check_memory, explained
 from peer.doctor.findings import Finding, note, ok
 
@@ -43,7 +44,10 @@ def check_speed(manifest: Manifest, name: str, allowed_bytes: float, threads: in
     at_once = f"{how.micro_batch} of {training.sequences_per_step} sequences at once"
     if how.recomputes:
         at_once += ", activations computed twice to save memory"
-    words = f"about {speed:,.0f} tokens/s without compiled code, in {computes_in(how, device)}, {at_once}"
+    products = computes_in(how, device)
+    if training.optimizer == "muon":
+        products += f", Muon in {type_name(how.muon or products_type(device))}"
+    words = f"about {speed:,.0f} tokens/s without compiled code, in {products}, {at_once}"
     fixes = faster(device, how, training.sequences_per_step, used, cpu_bytes)
     return note("speed", words, " ".join(fixes)) if fixes else ok("speed", words)
 

@@ -67,6 +67,8 @@ def agree(
     ways = [Placement(kind, size) for kind in TYPES if kind in kinds for size in sizes]
     seconds, limits = _measured(group, manifest, device, ways)
     agreed = balanced(manifest, ways, seconds, limits, starts, stages)
+    if on_cpu.any():  # replicas of a stage take the same step, on whatever they compute
+        agreed = replace(agreed, placement=replace(agreed.placement, muon=torch.float32))
     if group.is_local:
         return agreed
     tokens = agreed.placement.micro_batch * manifest.training.sequence_length

@@ -40,14 +40,20 @@ class TinyRun:
     def model(self) -> FlatModel:
         return flat_model(self.manifest.model, self.manifest.run.seed, CPU)
 
-    def task(self, peer: str = "alice", micro_batch: int = 4, autocast: torch.dtype | None = None) -> LanguageModelTask:
+    def task(
+        self,
+        peer: str = "alice",
+        micro_batch: int = 4,
+        autocast: torch.dtype | None = None,
+        muon: torch.dtype | None = None,
+    ) -> LanguageModelTask:
         return LanguageModelTask(
             self.model(),
             self.corpus,
             self.manifest.training,
             self.manifest.run.tokens,
             CorpusReader(self.manifest.run.seed, PeerId(peer)),
-            Placement(autocast, micro_batch),
+            Placement(autocast, micro_batch, muon=muon),
         )
 
 

@@ -226,7 +226,11 @@ def test_a_cpu_with_fast_bf16_tries_it(tiny_run, monkeypatch, is_large, has_bf16
     monkeypatch.setattr(accelerator, "has_fast_bf16", lambda: has_bf16)
     seconds_each = {torch.bfloat16: half_s, None: 2.0}
     monkeypatch.setattr(autofit, "trial_s", lambda _, how, length, packed: seconds_each[how.autocast])
-    assert place(model, tiny.manifest.model, tiny.manifest.training).autocast is found.autocast
+    tried = []
+    monkeypatch.setattr(autofit, "fastest_products", lambda shape: tried.append(tuple(shape)) or torch.bfloat16)
+    chosen = place(model, tiny.manifest.model, tiny.manifest.training)
+    assert chosen.autocast is found.autocast
+    assert (chosen.muon, tried) == ((torch.bfloat16, [(32, 16)]) if is_large and has_bf16 else (None, []))
 
 
 def on(device, tiny):

@@ -73,7 +73,7 @@ def plain_loop(tiny, steps, peer="alice"):
 def test_one_peer_alone_is_plain_training(tiny_run, optimizer, tied):
     changes = {"model__config__tie_word_embeddings": tied, "training__optimizer": optimizer}
     tiny = tiny_run(**changes, training__learning_rate=3e-3)
-    task = tiny.task()
+    task = tiny.task(muon=torch.bfloat16)  # as torch's
     losses = run(task, 12)
     module, expected_losses = plain_loop(tiny, 12)
     views = task.model.layout.views(task.theta)

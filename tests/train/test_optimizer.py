@@ -1,5 +1,7 @@
 """Parameters that Muon moves, in every architecture that a manifest may name, and by how much."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from families import DESCRIPTIONS, description
@@ -7,7 +9,7 @@ from families import DESCRIPTIONS, description
 from p2ptrain.manifest import with_changes
 from p2ptrain.train import optimizer
 from p2ptrain.train.model import build_module
-from p2ptrain.train.optimizer import hidden_matrices, orthogonalized
+from p2ptrain.train.optimizer import RATIONAL, hidden_matrices, orthogonalized, products_type, rational
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -71,16 +73,48 @@ def test_gradients_of_any_size_are_orthogonalized(products, size):
     assert values.max() < 1.5
 
 
-def test_muon_computes_in_the_cards_16_bit_type(tiny_run, monkeypatch):
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("rows", [8, 49, 96, 101])  # halves of equal and of unequal size
+def test_singular_values_move_as_the_rational_function_says(rows, size):
+    """Check values between a thousandth and all of the largest, in fp32, against singular value decomposition."""
+    generator = torch.Generator().manual_seed(3)
+    left, right = (torch.linalg.qr(torch.randn(2, n, rows, generator=generator).double()).Q for n in (rows, 2 * rows))
+    values = torch.logspace(0, -3, rows, dtype=torch.float64) * size
+    matrices = left * values @ right.mT
+    grams = (matrices @ matrices.mT).float()
+    found = rational(grams.clone()).double() @ matrices
+    c, a, b = RATIONAL
+    s = values / torch.linalg.matrix_norm(grams[0].double()).sqrt()
+    wanted = left * (c * s * (s**2 + a) / (s**2 + b)) @ right.mT
+    assert (found - wanted).norm() < 1e-3 * wanted.norm()
+    near = torch.linalg.svdvals(found)[:, : 2 * rows // 3]
+    assert near.min() > 0.5
+    assert near.max() < 1.5
+
+
+def test_no_gradient_is_no_step():
+    assert not torch.bmm(rational(torch.zeros(1, 96, 96)), torch.zeros(1, 96, 96)).any()
+
+
+def test_a_cpu_computes_muon_in_fp32_unless_16_bits_are_clearly_faster(monkeypatch):
+    assert products_type(torch.device("cpu")) is torch.float32
+    for half_s, found in ((1.0, torch.bfloat16), (1.9, torch.float32), (9.0, torch.float32)):
+        elapsed = [0.0, 2.0, 0.0, half_s] * 4
+        monkeypatch.setattr(optimizer, "time", SimpleNamespace(perf_counter=iter(elapsed).__next__))
+        assert optimizer.fastest_products((64, 16)) is found
+
+
+def test_muon_moves_alike_in_every_type(tiny_run):
+    """Check fp32 beside the 16-bit types of cards, and these, which take the same steps, beside one another."""
     tiny = tiny_run(training__optimizer="muon")
-    usual = tiny.task()
-    monkeypatch.setattr(optimizer, "half_type", lambda device: torch.float16)
-    older = tiny.task()
-    start = usual.theta.clone()
-    for task in (usual, older):
+    tasks = {each: tiny.task(muon=each) for each in (None, torch.bfloat16, torch.float16)}
+    start = tasks[None].theta.clone()
+    for task in tasks.values():
         task.inner_step(0.0)
-    assert not torch.equal(usual.theta, older.theta)
-    assert (usual.theta - older.theta).norm() < 0.02 * (usual.theta - start).norm()
+    usual, half, older = (task.theta - start for task in tasks.values())
+    assert not torch.equal(half, older)
+    assert (half - older).norm() < 0.02 * half.norm()
+    assert 0 < (usual - half).norm() < 0.4 * half.norm()
 
 
 def test_without_a_fused_kernel_adamw_moves_alike(tiny_run, monkeypatch):

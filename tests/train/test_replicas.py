@@ -49,12 +49,12 @@ def live(team, case):
 )
 def test_replicas_are_bitwise_equal_and_train_as_one_process_up_to_rounding(team, case):
     answer, replicas, expected, losses = live(team, case)
-    tolerance = 1e-5 if case.autocast is None and case.optimizer == "adamw" else 1e-2  # Muon rounds to bf16
+    # Muon multiplies the smallest singular values most.
+    tolerance = 1e-5 if case.autocast is None and case.optimizer == "adamw" else 1e-2
     assert answer["losses"] == pytest.approx(losses, rel=tolerance)
     for name, tensor in expected.items():
         assert all(torch.equal(each[name], replicas[0][name]) for each in replicas[1:]), name
-        if name != "gradient" or case.optimizer == "adamw":  # Muon's is orthogonalized, its small directions too
-            assert (replicas[0][name] - tensor).norm() < tolerance * tensor.norm(), name
+        assert (replicas[0][name] - tensor).norm() < tolerance * tensor.norm(), name
 
 
 @pytest.mark.net

@@ -87,7 +87,8 @@ def test_the_speed_of_the_run_is_measured(
     training = manifest.training
     at_once = training.sequences_per_step
     tokens_per_s = 2 * at_once * training.sequence_length
-    how = f"in fp32, {at_once} of {at_once} sequences at once"
+    assert training.optimizer == "muon"
+    how = f"in fp32, Muon in fp32, {at_once} of {at_once} sequences at once"
     assert found.found == f"about {tokens_per_s:,} tokens/s without compiled code, {how}"
     assert (found.state, torch.get_num_threads()) == (FindingState.NOTE, threads)
     assert "2 of 64 CPUs would train" in found.fix

@@ -84,8 +84,8 @@ def test_the_pool_computes_what_the_real_tasks_compute(optimizer, tolerance, sha
     moved.
 
     AdamW: 1e-5, since it divides by the root of the second moment, so that where a gradient is nearly zero its
-    rounding moves a weight by up to the learning rate. Muon: 1e-2, since torch orthogonalizes in bf16, which rounds
-    at 4e-3, and other kernels round otherwise.
+    rounding moves a weight by up to the learning rate. Muon: 1e-2, since it multiplies the smallest singular values
+    most.
     """
     run = manifest(training__optimizer=optimizer, **shape)
     simulated, tasks = pool(run), [real(run, reader) for reader in READERS]
@@ -137,7 +137,7 @@ def test_how_steps_are_grouped_changes_no_bit(optimizer, shape):
 
 def test_stacked_rows_agree_with_rows_one_by_one(monkeypatch):
     """Check the batched kernels that CUDA uses, here on the CPU."""
-    run = manifest(training__optimizer="adamw")  # Muon multiplies in bf16
+    run = manifest(training__optimizer="adamw")
     alone, stacked = pool(run), pool(run)
     monkeypatch.setattr(LanguageModelPool, "_rows_at_once", 2)
     for step in range(4):
