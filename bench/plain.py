@@ -1,8 +1,8 @@
 """A plain training loop to compare with: a small Llama, its loss and one optimizer step, as one would write them today.
 
 Nothing here is the project's: one module, ``F.scaled_dot_product_attention``, ``F.cross_entropy`` over all logits,
-``torch.compile``, fused AdamW, bf16 where the device has it fast. Parameters have transformers' names, so that a state
-dict of ``LlamaForCausalLM`` fits, and a test can check that both compute the same loss.
+``torch.compile``, torch's Muon and fused AdamW, bf16 where the device has it fast. Parameters have transformers' names,
+so that a state dict of ``LlamaForCausalLM`` fits, and a test can check that both compute the same loss.
 
 Dimension letters: B sequences, T tokens, D width, H heads, K heads of keys and values, V vocabulary.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -116,7 +117,12 @@ class PlainLlama(nn.Module):
 
 
 def stepper(
-    model: PlainLlama, micro_batch: int, learning_rate: float, half: torch.dtype | None, compiled: bool
+    model: PlainLlama,
+    micro_batch: int,
+    learning_rate: float,
+    half: torch.dtype | None,
+    compiled: bool,
+    optimizer: Literal["adamw", "muon"] = "adamw",
 ) -> Callable[[Tensor], None]:
     """Return a function that takes one optimizer step on a batch [B, T+1] from the host.
 
@@ -124,10 +130,18 @@ def stepper(
         micro_batch: sequences computed at once.
         half: type of the matrix products, by autocast; None: fp32.
         compiled: whether ``torch.compile`` compiles the loss.
+        optimizer: of the matrices of the layers; the rest has AdamW.
     """
     device = model.lm_head.weight.device
     loss_of = torch.compile(model) if compiled else model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    hidden = [each for each in model.model.layers.parameters() if each.ndim == 2 and optimizer == "muon"]
+    known = set(map(id, hidden))
+    rest = [each for each in model.parameters() if id(each) not in known]
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(rest, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    ]
+    if hidden:
+        optimizers.append(torch.optim.Muon(hidden, lr=learning_rate, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"))
 
     def step(batch: Tensor) -> None:
         parts = batch.to(device, non_blocking=True).split(micro_batch)
@@ -136,7 +150,8 @@ def stepper(
                 loss = loss_of(part)
             torch.autograd.backward(loss * (len(part) / len(batch)))
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        for each in optimizers:
+            each.step()
+            each.zero_grad()
 
     return step

@@ -1,6 +1,8 @@
 """Speed of training beside a plain compiled loop of the same shape.
 
-    python -m bench.throughput [--preset demo …] [--threads 1 …] [--device auto] [--json FILE]
+    python -m bench.throughput [--preset demo …] [--optimizer muon …] [--threads 1 …] [--device auto] [--json FILE]
+
+Presets are measured as they ship, with Muon, and with AdamW beside; the plain loop has the same optimizer, of torch.
 
 ``ours`` is a peer's inner step (``train/inner.py``) with its text, clipping and schedule, without a swarm; it trains
 until its background compiler is done, from an empty cache. ``plain`` is ``bench/plain.py`` with the same shape of
@@ -26,6 +28,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import fields
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +48,8 @@ from p2ptrain.train.compiling import BackgroundCompiler, CompileMode
 from p2ptrain.train.model import flat_model
 
 PRESETS = ("demo", "llama-15m", "llama-135m")
+OPTIMIZERS = ("muon", "adamw")
+"""The presets' own, and the usual one."""
 WINDOW_S = 4.0
 """Duration of a window, in seconds, of at least one step."""
 PAIRS = 7
@@ -56,8 +61,8 @@ PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "RTX 4090": 165e12
 """Dense products in 16 bits with sums in fp32, per second, by part of the card's name: NVIDIA's data sheets (SXM)."""
 
 
-def described(preset: str, device: torch.device) -> Manifest:
-    whole = with_changes(manifest(preset), {"training.optimizer": "adamw"})  # as in the plain loop
+def described(preset: str, device: torch.device, optimizer: str) -> Manifest:
+    whole = with_changes(manifest(preset), {"training.optimizer": optimizer})
     return with_changes(whole, SHORTENED) if preset == "llama-135m" and device.type == "cpu" else whole
 
 
@@ -90,7 +95,7 @@ def ours(run: Manifest, device: torch.device, stack: ExitStack) -> tuple[Step, P
 def plain(run: Manifest, device: torch.device, compiled: bool) -> tuple[Step, Placement, None]:
     config, training, how = run.model.config, run.training, placed(run, device)
     model = PlainLlama(shape_of(run), training.sequence_length).to(device)
-    step = stepper(model, how.micro_batch, training.learning_rate, how.autocast, compiled)
+    step = stepper(model, how.micro_batch, training.learning_rate, how.autocast, compiled, training.optimizer)
     length = training.sequences_per_step * (training.sequence_length + 1)
     text = torch.randint(config.vocab_size, (64 * length,), generator=torch.Generator().manual_seed(1))
     taken = 0
@@ -109,11 +114,11 @@ def placed(run: Manifest, device: torch.device) -> Placement:
     return place(flat_model(run.model, run.run.seed, device), run.model, run.training)
 
 
-def serve(side: str, preset: str, device_name: str, threads: int, started: float) -> None:
+def serve(side: str, preset: str, optimizer: str, device_name: str, threads: int, started: float) -> None:
     """Make windows of steps, one for each line of standard input, and print what they took."""
     torch.set_num_threads(threads)
     device = choose_device(device_name)
-    run = described(preset, device)
+    run = described(preset, device, optimizer)
     with ExitStack() as stack:
         is_plain = side == "plain"
         step, how, compiler = ours(run, device, stack) if side == "ours" else plain(run, device, compiled=is_plain)
@@ -156,8 +161,8 @@ def peak_bytes(device: torch.device) -> int:
 class SideProcess:
     """Process that computes when asked."""
 
-    def __init__(self, name: str, preset: str, device: str, threads: int) -> None:
-        words = [sys.executable, "-m", "bench.throughput", "--serve", name]
+    def __init__(self, name: str, preset: str, optimizer: str, device: str, threads: int) -> None:
+        words = [sys.executable, "-m", "bench.throughput", "--serve", name, "--optimizer", optimizer]
         words += ["--preset", preset, "--device", device, "--threads", str(threads), "--started", str(time.time())]
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         self._process = subprocess.Popen(
@@ -185,12 +190,12 @@ class SideProcess:
         self._process.wait()
 
 
-def compare(preset: str, device: str, threads: int, sides: tuple[str, str]) -> dict[str, Any]:
+def compare(preset: str, optimizer: str, device: str, threads: int, sides: tuple[str, str]) -> dict[str, Any]:
     """Return the figures of both sides, by name, and the ratios of the first side's speed to the second's."""
     running = {}
     try:
         for name in sides:
-            running[name] = SideProcess(name, preset, device, threads)
+            running[name] = SideProcess(name, preset, optimizer, device, threads)
         windows: dict[str, list[Mapping[str, Any]]] = {name: [] for name in sides}
         for number in range(PAIRS):
             for name in sides if number % 2 else reversed(sides):
@@ -200,7 +205,12 @@ def compare(preset: str, device: str, threads: int, sides: tuple[str, str]) -> d
             side.end()
     speeds = {name: [each["tokens_per_s"] for each in windows[name]] for name in sides}
     ratios = [one / other for one, other in zip(*(speeds[name] for name in sides), strict=True)]
-    found: dict[str, Any] = {"preset": preset, "threads": threads, "ratio": statistics.median(ratios)}
+    found: dict[str, Any] = {
+        "preset": preset,
+        "optimizer": optimizer,
+        "threads": threads,
+        "ratio": statistics.median(ratios),
+    }
     found |= {"ratio_lowest": min(ratios), "ratio_highest": max(ratios)}
     for name in sides:
         last = windows[name][-1]
@@ -216,7 +226,7 @@ def mfu(preset: str, device_name: str, tokens_per_s: float) -> float | None:
     if device.type == "cpu":
         return None
     name = accelerator.product_name(device)
-    run = described(preset, device)
+    run = described(preset, device, OPTIMIZERS[0])
     for part, peak in PEAK_FLOPS.items():
         if part in name:
             parameters = sum(each.numel() for each in flat_model(run.model, 0, torch.device("cpu")).module.parameters())
@@ -226,6 +236,9 @@ def mfu(preset: str, device_name: str, tokens_per_s: float) -> float | None:
 
 @click.command()
 @click.option("--preset", "presets", multiple=True, type=click.Choice(PRESETS), default=PRESETS, show_default=True)
+@click.option(
+    "--optimizer", "optimizers", multiple=True, type=click.Choice(OPTIMIZERS), default=OPTIMIZERS, show_default=True
+)
 @click.option("--threads", "threads", multiple=True, type=int, default=(1, 2), help="Threads; a card needs one.")
 @click.option("--device", default="auto", show_default=True)
 @click.option("--against", default="plain", type=click.Choice(["plain", "eager"]), help="eager: without a compiler.")
@@ -234,6 +247,7 @@ def mfu(preset: str, device_name: str, tokens_per_s: float) -> float | None:
 @click.option("--started", type=float, default=0.0, hidden=True)
 def main(
     presets: tuple[str, ...],
+    optimizers: tuple[str, ...],
     threads: tuple[int, ...],
     device: str,
     against: str,
@@ -243,16 +257,16 @@ def main(
 ) -> None:
     """Compare the presets on this machine, print a line for each and write the figures as JSON."""
     if serve_as is not None:
-        serve(serve_as, presets[0], device, threads[0], started)
+        serve(serve_as, presets[0], optimizers[0], device, threads[0], started)
         return
     document: dict[str, Any] = {"environment": environment(), "compared": []}
     target.parent.mkdir(parents=True, exist_ok=True)
-    for preset in presets:
-        for count in threads if choose_device(device).type == "cpu" else (1,):
-            found = compare(preset, device, count, ("ours", against))
-            document["compared"].append(found)
-            target.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")  # keeps finished figures
-            click.echo(line(found, against))
+    counts = threads if choose_device(device).type == "cpu" else (1,)
+    for preset, optimizer, count in product(presets, optimizers, counts):
+        found = compare(preset, optimizer, device, count, ("ours", against))
+        document["compared"].append(found)
+        target.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")  # keeps finished figures
+        click.echo(line(found, against))
 
 
 def line(found: Mapping[str, Any], against: str) -> str:
@@ -266,7 +280,7 @@ def line(found: Mapping[str, Any], against: str) -> str:
     )
     share = f" | {ours['mfu']:.1%} and {other['mfu']:.1%}" if ours["mfu"] else ""
     of = f"{found['threads']} thread{'s' if found['threads'] != 1 else ''}"
-    return f"| {found['preset']}, {of} | {speeds} | {ratio} | {memory} | {first}{share} |"
+    return f"| {found['preset']}, {found['optimizer']}, {of} | {speeds} | {ratio} | {memory} | {first}{share} |"
 
 
 if __name__ == "__main__":
