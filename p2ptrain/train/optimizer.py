@@ -27,6 +27,7 @@ Legend: P parameters (padded), n matrices, R and S rows and columns of a matrix,
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from math import prod, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -226,7 +227,7 @@ def products_type(device: torch.device) -> torch.dtype:
 
 
 def fastest_products(
-    shape: tuple[int, int],  # of a matrix that Muon moves
+    shape: Sequence[int],  # of a matrix that Muon moves
 ) -> torch.dtype:
     """Return the type in which this CPU orthogonalizes such matrices fastest, by a trial of some milliseconds.
 
