@@ -54,8 +54,8 @@ SMALLEST_NORM = 1e-7
 
 RATIONAL = (1.4319, 0.033567, 2.6812e-4)
 """c, a and b of s -> c s (s^2 + a) / (s^2 + b): of all such functions the one nearest to 1 between .003 and 1, off by
-at most .48 there (computed). About .7 of the singular values of the demo's momenta lie there (measured). Held-out loss
-after 400 steps of the demo, three seeds: 2.136, 2.126 and 2.143; with Newton-Schulz steps 2.132, 2.146 and 2.160."""
+at most .48 there (computed). About two thirds of the singular values of the demo's square momenta lie there, and nearly
+all of the others (two steps of one run). The losses that chose .003 over .001 are in docs/results/CARD.md."""
 
 TOGETHER = 1 << 26
 """Most elements of the matrices that are orthogonalized together; their copies take ten bytes an element. Guess: time
