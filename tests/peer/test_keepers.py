@@ -66,6 +66,7 @@ def kept() -> Iterator[Kept]:
         yield Kept(swarm, keepers, newcomer, progress, fragments)
 
 
+@pytest.mark.lab
 def test_the_newcomer_took_its_weights_from_both_keepers(kept: Kept) -> None:
     took = kept.newcomer.events("took weights")[0]
     assert took["donors"] == 2, kept.newcomer.output
@@ -74,6 +75,7 @@ def test_the_newcomer_took_its_weights_from_both_keepers(kept: Kept) -> None:
     assert resumed > 0.5 * kept.progress
 
 
+@pytest.mark.lab
 def test_a_keeper_saves_its_fragments_and_nothing_else(kept: Kept) -> None:
     parts = [saved(each) for each in kept.keepers]
     names = [sorted(each.tensors) for each in parts]
@@ -85,6 +87,7 @@ def test_a_keeper_saves_its_fragments_and_nothing_else(kept: Kept) -> None:
     assert summaries[0]["keeps"] == keeping.words(range(half))
 
 
+@pytest.mark.lab
 def test_a_keeper_resumes_from_its_home_alone(kept: Kept) -> None:
     again = kept.swarm.peer("low", link=None)
     again.wait_for("resumed")
@@ -93,6 +96,7 @@ def test_a_keeper_resumes_from_its_home_alone(kept: Kept) -> None:
     assert again.end() == 0
 
 
+@pytest.mark.lab
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -109,6 +113,7 @@ def test_another_start_in_a_keepers_home_is_refused(kept: Kept, words: list[str]
     assert "Traceback" not in again.output
 
 
+@pytest.mark.lab
 def test_a_part_of_a_model_is_not_exported(kept: Kept, tmp_path: Path) -> None:
     result = CliRunner().invoke(export, [str(kept.keepers[0].home), str(tmp_path / "model")])
     assert result.exit_code != 0

@@ -65,6 +65,7 @@ def exported(swarm: Swarm, home: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=swarm.environment, capture_output=True, text=True, timeout=240, check=False)
 
 
+@pytest.mark.lab
 def test_a_team_of_two_computers_trains_beside_a_plain_peer_and_exports() -> None:
     with Swarm(**LAYERS, **{"run.tokens": 200_000}) as swarm:
         swarm.bootstrap()

@@ -66,6 +66,7 @@ def test_a_team_trains_in_a_swarm_beside_a_plain_peer_and_exports() -> None:
         assert not [each for each in ranks if each.is_running()]
 
 
+@pytest.mark.lab
 def test_ctrl_c_saves_and_ends_all_ranks_and_a_single_process_goes_on() -> None:
     with Swarm(**LAYERS, **ENDLESS) as swarm:
         swarm.bootstrap()
@@ -84,6 +85,7 @@ def test_ctrl_c_saves_and_ends_all_ranks_and_a_single_process_goes_on() -> None:
         assert alone.terminate() == 0
 
 
+@pytest.mark.lab
 def test_a_team_resumes_and_replaced_ranks_resume_the_checkpoint() -> None:
     with Swarm(**LAYERS, **ENDLESS, **{"outer.recipe": "swarm"}) as swarm:
         swarm.bootstrap()
@@ -150,7 +152,8 @@ def test_a_teams_model_is_exported_and_continues_a_text_while_it_trains_and_afte
         swarm.programs.remove(team)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.lab)])
+@pytest.mark.lab
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_after_a_rank_failed_the_peer_leaves_once_and_goes_on_with_a_new_one(how: signal.Signals) -> None:
     with Swarm(**LAYERS, **ENDLESS) as swarm:
         swarm.bootstrap()
@@ -192,8 +195,9 @@ def test_the_third_death_within_an_hour_ends_the_peer_with_the_devices_name() ->
         swarm.programs.remove(team)
 
 
-@pytest.mark.parametrize("stalls", ["silent", pytest.param("ready", marks=pytest.mark.lab)])
-@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.lab)])
+@pytest.mark.lab
+@pytest.mark.parametrize("stalls", ["silent", "ready"])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_while_ranks_start_again_ends_the_peer_soon_and_names_what_is_kept(how, stalls) -> None:
     with Swarm(**LAYERS, **ENDLESS) as swarm:
         swarm.environment["STALLS"] = stalls
@@ -216,6 +220,7 @@ def test_a_stop_while_ranks_start_again_ends_the_peer_soon_and_names_what_is_kep
         assert "Traceback" not in team.output
 
 
+@pytest.mark.lab
 def test_a_leader_that_loses_its_card_ends_with_one_error_and_so_do_its_ranks() -> None:
     with Swarm(**LAYERS, **ENDLESS) as swarm:
         swarm.bootstrap()
