@@ -25,10 +25,10 @@ class Always:
         return self.compiled.run(part)
 
 
-def ended(tiny, task) -> float:
-    """Return the held-out loss after the run."""
+def ended(tiny, task, steps=STEPS) -> float:
+    """Return the held-out loss after these steps of the run."""
     tokens = tiny.manifest.training.tokens_per_step
-    for step in range(STEPS):
+    for step in range(steps):
         task.inner_step(float(step * tokens))
     return validation_loss(task.model.module, tiny.corpus, 10_000, None).value
 
@@ -75,11 +75,11 @@ def test_each_eager_way_ends_at_the_same_loss(tiny, spread, monkeypatch, way):
 
 
 def test_in_double_precision_they_agree_to_nine_digits(tiny, monkeypatch):
-    """Compare all parameters: rounding alone separates the ways."""
+    """Compare all parameters: rounding alone separates the ways. AdamW multiplies it by up to 10^6 in 200 steps."""
     once, apart = task_of(tiny, double=True), task_of(tiny, micro_batch=1, double=True)
-    ended(tiny, once)
+    ended(tiny, once, steps=20)
     monkeypatch.setattr(cross_entropy, "CHUNK_LOGITS", 7 * tiny.manifest.model.config.vocab_size)
-    ended(tiny, apart)
+    ended(tiny, apart, steps=20)
     assert once.theta.dtype == torch.float64
     assert float((once.theta - apart.theta).norm() / once.theta.norm()) < 1e-9
 
