@@ -298,7 +298,7 @@ def test_long_dialogues_are_truncated_and_those_without_an_answer_left_out(manif
     held_out = next(corpus.validation_batches(10**6, 100))[:, 1]
     assert counts.answer_tokens == int((labels != IGNORED).sum() + (held_out != IGNORED).sum())
     only = write_jsonl(tmp_path / "late.jsonl", [late])
-    with pytest.raises(CorpusError, match="have no answer within 96 tokens"):
+    with pytest.raises(CorpusError, match="have no answer that counts within 96 tokens"):
         opened(manifest_with, tmp_path, only, 96)
 
 
