@@ -219,7 +219,9 @@ def test_what_the_template_does_not_use_is_told_and_no_silence_is_learned(manife
     fields = "tool_calls (20), tool_call_id (20), tools (20)"
     assert warned == [f"the chat template does not use these fields of messages and rows: {fields}"]
     write_jsonl(path, [CALLING[:2]] * 20)
-    with pytest.raises(CorpusError, match=r"no answer within 256 tokens\. The chat template .*: tool_calls \(20\)\."):
+    with pytest.raises(
+        CorpusError, match=r"no answer that counts within 256 tokens\. The chat template .*: tool_calls \(20\)\."
+    ):
         warned_of(manifest_with, tmp_path, path)
 
 
