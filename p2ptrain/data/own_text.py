@@ -36,10 +36,11 @@ _NO_AUTHOR = "00" * 32
 HubTable = dict[str, Any]
 """Table of a manifest that names something on the hub: kind, name and revision."""
 JSON_LINES = (".jsonl", ".ndjson")
-TABLES = (".csv", ".tsv")
+TABLES = {".csv": ("commas and quotes", ""), ".tsv": ("tabs", ', dialect="excel-tab"')}
+"""Endings of tables' names, what separates columns, and how Python's csv module is told."""
 TABLE_WARNING = (
-    "{0} is read as plain text, with its commas and quotes. To use a column of a table, convert it: python3 -c 'import "
-    "csv, json, sys; [print(json.dumps(row)) for row in csv.DictReader(sys.stdin)]' < {0} > corpus.jsonl"
+    "{0} is read as plain text, with its {1}. To use a column of a table, convert it first (python3 -c 'import csv, "
+    "json, sys; [print(json.dumps(row)) for row in csv.DictReader(sys.stdin{2})]' < {0} > corpus.jsonl)"
 )
 """Warning, without its full stop."""
 DEFAULT_COLUMN = "text"
@@ -162,7 +163,8 @@ def create(
                 file, tokenizer, preset_name, changes, cache, tell, model is not None, template_file
             )
             if figures is not None and file is not None and file.suffix.lower() in TABLES:
-                figures = replace(figures, warnings=[*figures.warnings, TABLE_WARNING.format(printable(file))])
+                told = TABLE_WARNING.format(printable(file), *TABLES[file.suffix.lower()])
+                figures = replace(figures, warnings=[*figures.warnings, told])
         kept: list[str] = []
         folder = directory / FILES_FOLDER
         was_there, store = folder.exists(), FileStore(folder)
@@ -310,8 +312,8 @@ def detected_format(path: Path) -> str:
         return "parquet"
     if any(suffix in JSON_LINES for suffix in path.suffixes) or _is_object(head.line):
         return "jsonl"
-    if head.is_packed:
-        raise CorpusError(f"{printable(path)} is packed, and its content is not jsonl.", "Unpack it first.")
+    if head.unpack:
+        raise CorpusError(f"{printable(path)} is packed, and its content is not jsonl.", head.unpack)
     if path.suffix == ".json":
         raise CorpusError(
             f"{printable(path)} is JSON, but does not have one object per line.",

@@ -15,6 +15,7 @@ from p2ptrain.base.errors import CorpusError
 from p2ptrain.base.text import one_line
 from p2ptrain.data.chat_template import CHATML, ChatTemplate, Dialogue, TemplateFault
 from p2ptrain.data.chat_tokens import ChatEncoder
+from p2ptrain.data.dialogues import UNCOUNTED
 from p2ptrain.data.fidelity import FidelityCheck
 from p2ptrain.data.packing import BEGINS, COUNTS, FLAG_BITS, WINDOW_DIALOGUES, EncodedDialogue, packed_rows
 from p2ptrain.data.rows import SURE_ROWS, TextCounts, skip
@@ -83,10 +84,10 @@ def rows_of_dialogues(
     if 2 * counts.left_out > counts.rows:
         unused = "".join(f". {each[0].upper()}{each[1:]}" for each in _unused(counts))
         raise UnansweredError(
-            f"{counts.left_out:,} of {counts.rows:,} dialogues of {counts.where} have no answer within {length:,} "
-            f"tokens{unused}.",
-            "Raise training.sequence_length, or use a tokenizer with larger tokens, before the run is signed. If the "
-            "run is not yours, ask its author.",
+            f"{counts.left_out:,} of {counts.rows:,} dialogues of {counts.where} have no answer that counts within "
+            f"{length:,} tokens{unused}.",
+            "Raise training.sequence_length, use a tokenizer with larger tokens, or let more answers count "
+            f"({', '.join(UNCOUNTED)}), before the run is signed. If the run is not yours, ask its author.",
         )
 
 

@@ -7,6 +7,7 @@ training, held-out evaluation, text generation and export encode a text alike; d
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import re
@@ -39,6 +40,12 @@ most three, of factor 2. Guess: measure the factors of the hub's most downloaded
 MOST_ENCODED_BYTES = 4 << 20
 """Maximum size of one normalized text, and of all that are encoded at once: the library takes 140 to 250 bytes of
 memory for each (measured). It suffices for a megabyte of Chinese, or a piece of Korean in single letters."""
+
+CHARSMAP_LENGTH = 18
+"""Letters of one character in a normalizer's table that do not count as growth: those of U+FDFA in NFKC."""
+
+NORMALIZED_CHARACTERS = 1 << 14
+"""Characters that are normalized at once to learn how long a text becomes."""
 
 MOST_TOKEN_CHARS = 1_024
 """Maximum length of a token, since the unknown one may stand for each letter that is decoded. Guess: measure the
@@ -223,12 +230,16 @@ class JsonTokenizer:
         room = MOST_ENCODED_BYTES
         for text in texts:
             whole = text.encode("utf-8", errors="replace").decode()  # the library refuses surrogates
-            with _faults("The run's tokenizer cannot encode the text"):
-                size = len((whole if normalizer is None else normalizer.normalize_str(whole)).encode())
-            if size > MOST_ENCODED_BYTES:
+            size = 0
+            for start in range(0, len(whole), NORMALIZED_CHARACTERS):
+                part = whole[start : start + NORMALIZED_CHARACTERS]
+                with _faults("The run's tokenizer cannot encode the text"):
+                    size += len((part if normalizer is None else normalizer.normalize_str(part)).encode())
+                if size <= MOST_ENCODED_BYTES:
+                    continue
                 raise CorpusError(
-                    f"The run's tokenizer makes {size:,} bytes of {len(text):,} characters of text, and at most "
-                    f"{MOST_ENCODED_BYTES:,} are encoded at once.",
+                    f"The run's tokenizer makes more than {MOST_ENCODED_BYTES:,} bytes, the most that are encoded at "
+                    f"once, of {len(text):,} characters of text.",
                     "Use a tokenizer that does not lengthen the text. If the run is not yours, ask its author.",
                 )
             if batch and size > room:
@@ -554,7 +565,16 @@ def _replacement_growth(component: object) -> float:
             growth *= max(1.0, inserted / len(literal)) if literal else 1.0 + inserted  # a pattern may match nothing
         elif part.get("type") == "Prepend":
             growth += len(part["prepend"])
+        elif part.get("type") == "Precompiled":
+            growth *= max(1.0, _longest_replacement(part["precompiled_charsmap"]) / CHARSMAP_LENGTH)
     return growth
+
+
+def _longest_replacement(charsmap: str) -> int:
+    """Return the most letters of one character in a table of sentencepiece: length of a trie, trie, ended texts."""
+    data = base64.b64decode(charsmap)
+    texts = data[4 + int.from_bytes(data[:4], "little") :].decode("utf-8", errors="replace")
+    return max(map(len, texts.split("\0")))
 
 
 def _save(

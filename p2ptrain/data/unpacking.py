@@ -33,8 +33,9 @@ MOST_LINE_BYTES = 32 << 20
 longest documents of public corpora would settle it."""
 
 
-UNPACK = "Unpack it first, and name the new file: zstd -d --long=31 {}"
-"""Remedy for what only the command of zstd unpacks."""
+_UNPACK = "Unpack it first, and name the new file: {} {} > unpacked"
+_PROGRAMS = {b"\x1f\x8b": "gzip -dc", b"BZh": "bzip2 -dc", b"\xfd7zXZ\x00": "xz -dc"}
+_ZSTD = "zstd -dc --long=31"
 
 
 class RowFile(Protocol):
@@ -52,7 +53,7 @@ def unreadable(file: RowFile, file_format: str, error: Exception) -> UnreadableE
     reason = one_line((error.strerror if isinstance(error, OSError) else None) or str(error))
     return UnreadableError(
         f"{printable(f'{file}')} cannot be read as {file_format}: {reason.rstrip('.')}.",
-        UNPACK.format(printable(f"{file}"))
+        _UNPACK.format(_ZSTD, printable(f"{file}"))
         if "too much memory" in reason
         else files.remedy(error, "")
         if isinstance(error, OSError) and error.errno is not None
@@ -65,16 +66,20 @@ class FirstLine(NamedTuple):
 
     line: bytes
     """First line, or as much of it as a row may have."""
-    is_packed: bool
+    unpack: str
+    """How to unpack the file; empty if it is not packed."""
 
 
 def first_line(path: Path) -> FirstLine:
     """Return the first line of a file, which may be packed. Raises CorpusError if it cannot be read or unpacked."""
     try:
         with path.open("rb") as raw:
-            is_packed = _head(raw).startswith((*_OPENERS, *_ZSTANDARD, *_OLD_ZSTANDARD))
+            head = _head(raw)
+            programs = [program for magic, program in _PROGRAMS.items() if head.startswith(magic)]
+            programs += [_ZSTD] if head.startswith((*_ZSTANDARD, *_OLD_ZSTANDARD)) else []
             with unpacked(raw, path) as content:
-                return FirstLine(content.readline(MOST_LINE_BYTES), is_packed)
+                remedy = _UNPACK.format(programs[0], printable(path)) if programs else ""
+                return FirstLine(content.readline(MOST_LINE_BYTES), remedy)
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise unreadable(path, "text", error) from error
 
@@ -92,7 +97,7 @@ def unpacked(raw: IO[bytes], file: RowFile) -> IO[bytes]:
             return cast("IO[bytes]", opened(raw))
     if head.startswith(_OLD_ZSTANDARD):
         raise UnreadableError(
-            f"{printable(f'{file}')} was packed by a zstd before 0.8.", UNPACK.format(printable(f"{file}"))
+            f"{printable(f'{file}')} was packed by a zstd before 0.8.", _UNPACK.format(_ZSTD, printable(f"{file}"))
         )
     if head.startswith(_ZSTANDARD):
         pyarrow, _ = import_pyarrow(f"The packed corpus {file}")

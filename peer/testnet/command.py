@@ -24,7 +24,7 @@ from rich.console import Console
 from p2ptrain.base.errors import UserError
 from p2ptrain.base.input_file import InputFile
 from p2ptrain.base.text import PLAIN_WIDTH
-from p2ptrain.data.file_store import FILES_FOLDER, named_files, named_weights, stored
+from p2ptrain.data.file_store import FILES_FOLDER, SETTINGS, named_files, named_weights, stored
 from p2ptrain.manifest import PRESETS, Manifest, parameter_count
 from p2ptrain.page.listen_address import ListenAddress, check_listen_address
 from peer.options import WEIGHTS, FiniteRange
@@ -124,7 +124,8 @@ def testnet(
     data, tokenizer = data or _kept(manifest, chosen, "corpus"), tokenizer or _kept(manifest, chosen, "tokenizer")
     weights = weights or _kept_weights(manifest, chosen)
     template = _kept(manifest, chosen, "template")
-    means = Means(threads, data, tokenizer, weights, page or "", template=template)
+    settings = _kept(manifest, chosen, SETTINGS)
+    means = Means(threads, data, tokenizer, weights, page or "", template=template, settings=settings)
     if stages is not None and devices is None:
         raise click.UsageError("--stages needs --devices.")
     if devices is None:
@@ -155,7 +156,7 @@ def _conducted(
 ) -> TestnetReport:
     """Run one testnet in its directory and print its report."""
     with claimed(out):
-        plan = lay_out(out, manifest, peers, solo, seed)
+        plan = lay_out(out, manifest, peers, solo, seed, settings=means.settings)
         with Watch(plan.trainers, console) as watch:
             watch.say(_opening(plan))
             try:
@@ -168,7 +169,7 @@ def _conducted(
 
 
 def _kept(source: Path | None, manifest: Manifest, what: str) -> Path | None:
-    """Return the corpus or tokenizer that the run's directory keeps; None if it has none or the run names no file."""
+    """Return the file of a kind that the run's directory keeps; None if it has none or the run names none."""
     names = [file.sha256 for file in named_files(manifest) if file.what == what]
     return stored(source, names[0]) if source is not None and names else None
 

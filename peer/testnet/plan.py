@@ -25,6 +25,7 @@ from typing import Any
 from p2ptrain.base import files
 from p2ptrain.base.errors import HomeError, ManifestError
 from p2ptrain.base.ids import PeerId
+from p2ptrain.data.file_store import FILES_FOLDER, SETTINGS, FileStore, named_files
 from p2ptrain.manifest import (
     MANIFEST_FILE,
     SIGNED_FILE,
@@ -161,13 +162,20 @@ def _lock(handle: int, out: Path) -> None:
 
 
 def lay_out(
-    out: Path, manifest: Manifest, peers: int | Sequence[str], solo: bool, seed: int | None, is_gated: bool = False
+    out: Path,
+    manifest: Manifest,
+    peers: int | Sequence[str],
+    solo: bool,
+    seed: int | None,
+    is_gated: bool = False,
+    settings: Path | None = None,
 ) -> Plan:
     """Create a run with its own key, its solo twin, and a home with an identity for each trainer. Raises UserError.
 
     Args:
         peers: number of peers, or their names.
         is_gated: whether the manifest's admission policy applies; otherwise admission is open.
+        settings: file of the published model's settings, which exports of the homes need; None: there is none.
     """
     changes: dict[str, Any] = {} if seed is None else {"run.seed": seed}
     changes |= {} if is_gated else OPEN
@@ -178,7 +186,12 @@ def lay_out(
         twin = _write_run(out / "solo-run", signed.manifest, _solo_changes(signed.manifest, len(names)))
         alone = _trainer(out, "solo")
         alone.home.write(alone.home.path / SIGNED_FILE, twin.to_bytes())
-    return Plan(out, signed, tuple(_trainer(out, name) for name in names), alone)
+    plan = Plan(out, signed, tuple(_trainer(out, name) for name in names), alone)
+    for file in named_files(signed.manifest):
+        if file.what == SETTINGS and settings is not None:
+            for place in (plan.run, *(each.home.path for each in plan.trainers)):
+                FileStore(place / FILES_FOLDER).adopt(file, settings)
+    return plan
 
 
 def _solo_changes(manifest: Manifest, peers: int) -> dict[str, Any]:

@@ -219,7 +219,9 @@ def test_what_the_template_does_not_use_is_told_and_no_silence_is_learned(manife
     fields = "tool_calls (20), tool_call_id (20), tools (20)"
     assert warned == [f"the chat template does not use these fields of messages and rows: {fields}"]
     write_jsonl(path, [CALLING[:2]] * 20)
-    with pytest.raises(CorpusError, match=r"no answer within 256 tokens\. The chat template .*: tool_calls \(20\)\."):
+    with pytest.raises(
+        CorpusError, match=r"no answer that counts within 256 tokens\. The chat template .*: tool_calls \(20\)\."
+    ):
         warned_of(manifest_with, tmp_path, path)
 
 
@@ -298,7 +300,7 @@ def test_long_dialogues_are_truncated_and_those_without_an_answer_left_out(manif
     held_out = next(corpus.validation_batches(10**6, 100))[:, 1]
     assert counts.answer_tokens == int((labels != IGNORED).sum() + (held_out != IGNORED).sum())
     only = write_jsonl(tmp_path / "late.jsonl", [late])
-    with pytest.raises(CorpusError, match="have no answer within 96 tokens"):
+    with pytest.raises(CorpusError, match="have no answer that counts within 96 tokens"):
         opened(manifest_with, tmp_path, only, 96)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -356,14 +359,25 @@ def test_tokens_of_no_run(place: Path) -> None:
     assert "Create a run with `p2ptrain init texts`" in refused("tokens", "texts")
 
 
-def test_a_table_is_told_and_a_byte_order_mark_is_no_text(place: Path) -> None:
+@pytest.mark.parametrize(("name", "between"), [("a table.csv", ","), ("table.tsv", "\t")])
+def test_a_table_is_told(place: Path, name: str, between: str) -> None:
     """Check the printed command by carrying it out."""
-    Path("table.csv").write_text("id,text\n" + "".join(f'{number},"a, {line}"\n' for number, line in enumerate(LINES)))
-    said = done("init", "run", "--corpus", "table.csv")
-    assert "warning: table.csv is read as plain text, with its commas and quotes." in said
-    command = said.partition("convert it: ")[2].partition(" > corpus.jsonl.")[0]
+    rows = [f'{number}{between}"a{between} {line}"\n' for number, line in enumerate(LINES)]
+    Path(name).write_text(f"id{between}text\n" + "".join(rows))
+    said = done("init", "run", "--corpus", name)
+    assert f"{shlex.quote(name)} is read as plain text, with its" in said
+    command = said.partition("convert it first (")[2].partition(" > corpus.jsonl)")[0]
     converted = subprocess.run(command, shell=True, check=True, capture_output=True, text=True).stdout
-    assert json.loads(converted.splitlines()[1]) == {"id": "1", "text": f"a, {LINES[1]}"}
+    assert json.loads(converted.splitlines()[1]) == {"id": "1", "text": f"a{between} {LINES[1]}"}
+
+
+@pytest.mark.parametrize(("program", "pack"), [("gzip", gzip.compress), ("bzip2", bz2.compress), ("xz", lzma.compress)])
+def test_packed_text_is_refused_with_the_command(place: Path, program: str, pack: Callable[[bytes], bytes]) -> None:
+    Path("a text").write_bytes(pack(b"no json\n"))
+    assert f"{program} -dc 'a text' > unpacked" in refused("init", "run", "--corpus", "a text")
+
+
+def test_a_byte_order_mark_is_no_text(place: Path) -> None:
     Path("marked.txt").write_bytes(b"\xef\xbb\xbf" + b"a line\n" * 5000)
     done("init", "marked", "--corpus", "marked.txt")
     assert json.loads(done("tokens", "marked", "--json"))["bytes"] == 7 * 5000

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import struct
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -262,6 +263,26 @@ def test_a_normalizer_that_inflates_text_is_refused(load):
     assert len(ids(load(made), "a")) > 1
 
 
+def _charsmap(letter: str, replacement: str) -> bytes:
+    """Return a table of sentencepiece for one ASCII letter: its trie is a double array of 32-bit units."""
+    place, leaf, units = 256 ^ ord(letter), 600, [0] * 1024
+    units[0], units[place] = 256 << 10, ord(letter) | 1 << 8 | (place ^ leaf) << 10
+    return struct.pack("<I1024I", 4096, *units) + replacement.encode() + b"\0"
+
+
+def test_a_table_of_replacements_may_not_inflate_text(load):
+    """NFKC makes 18 letters of U+FDFA, and a file may say as much of each letter."""
+    made = byte_level()
+    made.normalizer = normalizers.Precompiled(_charsmap("e", "b" * 18))
+    assert load(made).decode(ids(load(made), "ae")) == "a" + "b" * 18
+    made.normalizer = normalizers.Precompiled(_charsmap("e", "b" * 145))
+    with pytest.raises(CorpusError, match="may lengthen a text more than 8 times"):
+        load(made)
+    made.normalizer = normalizers.Precompiled(_charsmap("e", "b" * 144))
+    with pytest.raises(CorpusError, match="the most that are encoded at once, of 100,000 characters"):
+        ids(load(made), "e" * 100_000)
+
+
 def test_a_panic_of_the_library_is_an_error_of_the_file(load):
     outline = json.loads(words().to_str())
     with pytest.raises(CorpusError, match="is not a tokenizer"):
@@ -368,7 +389,7 @@ def test_what_would_take_gigabytes_is_refused(load):
         load(made)
     made = byte_level()
     made.normalizer = normalizers.NFKD()
-    with pytest.raises(CorpusError, match=r"makes [\d,]+ bytes of 262,144 characters of text"):
+    with pytest.raises(CorpusError, match="the most that are encoded at once, of 262,144 characters"):
         load(made).encode_batch(["\ufdfa" * (1 << 18)])
 
 

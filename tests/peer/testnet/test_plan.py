@@ -10,8 +10,12 @@ from typing import NoReturn
 import pytest
 
 from p2ptrain.base.errors import HomeError, ManifestError
+from p2ptrain.data.file_store import stored
+from p2ptrain.data.published_settings import PublishedSettings
+from p2ptrain.data.sources import file_digest
 from p2ptrain.manifest import create_run, load_run, preset, render_toml, sign_run, with_changes
 from p2ptrain.manifest.document import differences
+from peer.model import run_settings
 from peer.testnet.plan import MARKER, chosen_manifest, claimed, lay_out
 
 DEMO = preset("demo", "ab" * 32)
@@ -35,6 +39,16 @@ def test_a_fresh_testnet_has_a_run_a_twin_and_homes(tmp_path: Path) -> None:
     changed = {line.partition(":")[0] for line in differences(plan.signed.manifest, twin.manifest)}
     budget = {"run.tokens", "training.warmup_tokens"}
     assert changed == {"outer.recipe", "outer.exchanges_per_step", "run.public_key", *budget}
+
+
+def test_homes_get_the_settings_of_a_continued_model(tmp_path: Path) -> None:
+    """Without them exports would lack pad token and chat template."""
+    settings = tmp_path / "settings.json"
+    settings.write_bytes(PublishedSettings(pad=3).to_bytes())
+    init = {"kind": "file", "sha256": ["ab" * 32], "settings": file_digest(settings, "settings")}
+    plan = lay_out(tmp_path / "out", with_changes(DEMO, {"model.init": init}), 2, False, None, settings=settings)
+    assert [run_settings(each.home, plan.signed).pad for each in plan.peers] == [3, 3]
+    assert stored(plan.run, init["settings"]) is not None
 
 
 def test_the_twin_keeps_the_codec_of_pseudo_gradients(tmp_path: Path) -> None:

@@ -209,7 +209,12 @@ def broken_row(chats: Path) -> Path:
         (broken_row, [], r"chats.jsonl, line 41: the last message has the role 'user'", "Correct or remove that row"),
         (None, ["--stride", "9"], r"--stride is for text, and .*chats.jsonl has dialogues", "Omit --stride"),
         (None, ["--sequence-length", "385"], r"reads at most 384 tokens", "at most 384"),
-        (None, ["--sequence-length", "9"], r"40 of 40 dialogues .* no answer within 9", "longer --sequence-length"),
+        (
+            None,
+            ["--sequence-length", "9"],
+            r"40 of 40 dialogues .* no answer that counts within 9",
+            "longer --sequence-length",
+        ),
     ],
 )
 def test_what_cannot_be_judged_is_a_sentence(
