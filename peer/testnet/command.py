@@ -24,7 +24,7 @@ from rich.console import Console
 from p2ptrain.base.errors import UserError
 from p2ptrain.base.input_file import InputFile
 from p2ptrain.base.text import PLAIN_WIDTH
-from p2ptrain.data.file_store import FILES_FOLDER, named_files, named_weights, stored
+from p2ptrain.data.file_store import FILES_FOLDER, SETTINGS, FileStore, named_files, named_weights, stored
 from p2ptrain.manifest import PRESETS, Manifest, parameter_count
 from p2ptrain.page.listen_address import ListenAddress, check_listen_address
 from peer.options import WEIGHTS, FiniteRange
@@ -123,8 +123,8 @@ def testnet(
         check_listen_address(ListenAddress.parse(page))  # before an earlier testnet is replaced
     data, tokenizer = data or _kept(manifest, chosen, "corpus"), tokenizer or _kept(manifest, chosen, "tokenizer")
     weights = weights or _kept_weights(manifest, chosen)
-    template = _kept(manifest, chosen, "template")
-    means = Means(threads, data, tokenizer, weights, page or "", template=template)
+    template, settings = _kept(manifest, chosen, "template"), _kept(manifest, chosen, SETTINGS)
+    means = Means(threads, data, tokenizer, weights, page or "", template=template, settings=settings)
     if stages is not None and devices is None:
         raise click.UsageError("--stages needs --devices.")
     if devices is None:
@@ -156,6 +156,8 @@ def _conducted(
     """Run one testnet in its directory and print its report."""
     with claimed(out):
         plan = lay_out(out, manifest, peers, solo, seed)
+        if means.settings is not None:
+            FileStore(plan.run / FILES_FOLDER).add(means.settings.name, means.settings.read_bytes())
         with Watch(plan.trainers, console) as watch:
             watch.say(_opening(plan))
             try:
@@ -168,7 +170,7 @@ def _conducted(
 
 
 def _kept(source: Path | None, manifest: Manifest, what: str) -> Path | None:
-    """Return the corpus or tokenizer that the run's directory keeps; None if it has none or the run names no file."""
+    """Return a file that the run's directory keeps; None if it has none or the run names none of this kind."""
     names = [file.sha256 for file in named_files(manifest) if file.what == what]
     return stored(source, names[0]) if source is not None and names else None
 

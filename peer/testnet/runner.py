@@ -61,6 +61,8 @@ class Means:
     stages: int | None = None
     """Pipeline stages of the first peer; None: as the peer chooses."""
     template: Path | None = None
+    settings: Path | None = None
+    """Stored file of what exports keep of a continued model, named by its digest."""
 
     def arguments(self) -> list[str]:
         given = {"--data": self.data, "--tokenizer": self.tokenizer, "--weights": self.weights}
