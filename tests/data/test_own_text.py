@@ -361,7 +361,7 @@ def test_a_table_is_told_and_a_byte_order_mark_is_no_text(place: Path) -> None:
     Path("table.csv").write_text("id,text\n" + "".join(f'{number},"a, {line}"\n' for number, line in enumerate(LINES)))
     said = done("init", "run", "--corpus", "table.csv")
     assert "warning: table.csv is read as plain text, with its commas and quotes." in said
-    command = said.partition("convert it: ")[2].partition(" > corpus.jsonl.")[0]
+    command = said.partition("convert it: `")[2].partition(" > corpus.jsonl`.")[0]
     converted = subprocess.run(command, shell=True, check=True, capture_output=True, text=True).stdout
     assert json.loads(converted.splitlines()[1]) == {"id": "1", "text": f"a, {LINES[1]}"}
     Path("marked.txt").write_bytes(b"\xef\xbb\xbf" + b"a line\n" * 5000)
