@@ -131,6 +131,19 @@ def test_a_user_error_prints_problem_and_remedy(tmp_path: Path, capsys: pytest.C
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (["tokens", "RUN", "--data", "hf:owner/name"], "Omit the option: what a run names on the hub is downloaded."),
+        (["evaluate", "MODEL", "hf:owner/name"], "Download it, and name the file."),
+    ],
+)
+def test_a_name_on_the_hub_where_a_file_is_needed(words: list[str], remedy: str) -> None:
+    with pytest.raises(UserError, match="is on the hub, and this takes a file of this computer") as caught:
+        cli(words, standalone_mode=False)
+    assert caught.value.remedy == remedy
+
+
 def test_a_typo_in_the_manifest_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(cli, "init", str(tmp_path)) == 0
     path = tmp_path / "manifest.toml"

@@ -60,7 +60,7 @@ class TextFigures:
     def table(self) -> list[tuple[str, str]]:
         """Return names and values for people."""
         share = 100 * never_read(self.epochs)
-        unread = f"; in orders of their own, in which two or more miss up to {share:.0f} % of it" if share >= 1 else ""
+        unread = f"; each in its own order, so that two or more leave out up to {share:.0f} %" if share >= 1 else ""
         unused = self.tokens - self.training_tokens - self.held_out_tokens
         lines = [
             ("tokens", f"{self.tokens:,}"),

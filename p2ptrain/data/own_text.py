@@ -29,7 +29,7 @@ from p2ptrain.data.weight_files import adopt
 from p2ptrain.manifest import Manifest, create_run, name_change, preset, with_changes
 from p2ptrain.manifest.continuing import continued, nearest_preset
 from p2ptrain.manifest.decoder import MAX_LOGITS
-from p2ptrain.manifest.fitting import continued_run, fitted
+from p2ptrain.manifest.fitting import FittedRun, continued_run, fitted
 from p2ptrain.manifest.sources import MAX_TOKENS, FileTokenizer, HubCorpus, HubTokenizer
 
 _NO_AUTHOR = "00" * 32
@@ -251,25 +251,34 @@ def _sized(
     if found is None or not found.counts.is_cut:
         room = len(opened.tokens) * (PADDED if opened.is_packed else 1)
         changes = {**changes, "corpus": {**changes["corpus"], "max_tokens": _just_above(room)}}
-    train_tokens = opened.split.train_tokens
-    if is_continued and preset_name is not None:
-        fit = continued_run(train_tokens, changes, preset_name)
-    else:
-        fit = fitted(train_tokens, changes, preset_name)
+    fit = _fit(opened.split.train_tokens, changes, preset_name, is_continued)
     manifest = with_changes(preset(fit.preset, _NO_AUTHOR), fit.changes)
+    length = manifest.training.sequence_length
     enough = min(longest, enough_tokens(found.counts)) if opened.is_packed and found is not None else 0
-    if may_lengthen and enough > manifest.training.sequence_length:
-        rows = _rows_of(manifest, enough)
-        reason = f"{fit.reason} Rows have {enough:,} tokens, as long dialogues need."
-        fit = fit._replace(changes={**fit.changes, **rows}, reason=reason)
-        manifest = with_changes(manifest, rows)
-    if not opened.is_packed or manifest.training.sequence_length == opened.sequence_length:
+    is_longer = may_lengthen and enough > length
+    if is_longer:
+        length = enough
+        manifest = with_changes(manifest, _rows_of(manifest, length))
+    if not opened.is_packed or length == opened.sequence_length:
         rename_stream(cache, uncut, manifest)
-    else:  # rows of another length
+    else:
         opened = open_corpus(manifest, cache, corpus, tokenizer, tell, template_file=template)
+    if is_longer or (opened.is_packed and length != uncut.training.sequence_length):  # another length pads otherwise
+        changes = {**changes, **_rows_of(manifest, length)}
+        fit = _fit(opened.split.train_tokens, changes, preset_name, is_continued)
+        manifest = with_changes(preset(fit.preset, _NO_AUTHOR), fit.changes)
+    if is_longer:
+        fit = fit._replace(reason=f"{fit.reason} Rows have {length:,} tokens, as long dialogues need.")
     summary = read_summary(manifest, cache)
     figures = text_figures(manifest, len(opened.tokens), opened.tokenizer.vocabulary_size, summary)
     return fit.preset, fit.changes, fit.reason, figures
+
+
+def _fit(tokens: int, changes: Mapping[str, Any], preset_name: str | None, is_continued: bool) -> FittedRun:
+    """Choose preset and budget for a text of ``tokens`` training tokens."""
+    if is_continued and preset_name is not None:
+        return continued_run(tokens, changes, preset_name)
+    return fitted(tokens, changes, preset_name)
 
 
 def _longest_row(manifest: Manifest, is_continued: bool) -> int:

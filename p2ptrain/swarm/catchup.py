@@ -225,7 +225,7 @@ class CatchUp:
         progress = self.pull.progress
         if core.progress > 0 and not (core.was_in_step or core.is_outlier):  # others may count this peer already
             progress = entry_progress(self.pull.counted_at, core.progress, progress)
-        core.emit(Adopt(link, progress, left_behind=core.is_young))
+        core.emit(Adopt(link, progress, left_behind=core.takes_only_better))
         core.emit(Close(link))
 
     def adopted(self, link: LinkId) -> None:

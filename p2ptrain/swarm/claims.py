@@ -123,10 +123,11 @@ def drop_out_if_due(core: CoreState, in_step_at: float, now: float) -> str:
     if core.settled and now - in_step_at >= patience_s and _far_ahead(core, now):
         core.drop_out()
         return f"nothing was exchanged for {now - in_step_at:.0f} s"
-    core.outnumbered_since = min(core.outnumbered_since, now) if core.settled and _is_outnumbered(core, now) else inf
-    if now - core.outnumbered_since >= patience_s:
-        core.drop_out()
-        return "most others are far ahead"
+    if core.settled:
+        core.outnumbered_since = min(core.outnumbered_since, now) if _is_outnumbered(core, now) else inf
+        if now - core.outnumbered_since >= patience_s:
+            core.drop_out()
+            return "most others are far ahead"
     return ""
 
 

@@ -87,7 +87,8 @@ class CoreState:
     implausible_claims: BoundedDict[PeerId, float] = field(default_factory=lambda: BoundedDict(MAX_KNOWN))
     """Largest implausible progress (tokens) by claiming peer."""
     outnumbered_since: float = inf
-    """Time since which as many peers are implausibly far ahead as are beside us; inf if fewer are."""
+    """Time since which as many peers are implausibly far ahead as are beside us, kept until this peer is in step again;
+    inf if fewer are."""
     is_outlier: bool = False
     """Whether all partners met lately had unrelated weights, so that this peer's weights are the outliers."""
     gives: bool = True
@@ -177,6 +178,12 @@ class CoreState:
     def is_young(self) -> bool:
         """Whether this peer began with the swarm and made so few outer steps that it loses little by taking weights."""
         return self.is_counted and self.counters.outer_steps < YOUNG_STEPS
+
+    @property
+    def takes_only_better(self) -> bool:
+        """Whether a donor's weights must improve this peer's loss: it loses little without them, or nobody refused its
+        own, and as many identities as it knows peers may only claim to be ahead."""
+        return self.is_young or (self.outnumbered_since < inf and not self.is_outlier)
 
     def record_unrelated(self, peer: PeerId) -> None:
         if len(self.unrelated_peers) < MAX_KNOWN:

@@ -271,8 +271,8 @@ class Adopt:
     progress: float
     """Progress (tokens) to continue from."""
     left_behind: bool = False
-    """Whether this peer trained beside the donor: the trainer rejects weights that do not improve its loss on held-out
-    text."""
+    """Whether this peer trained beside the donor, or others only claim so: the trainer rejects weights that do not
+    improve its loss on held-out text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -361,6 +361,17 @@ def test_init_chooses_rows_that_hold_long_dialogues(tmp_path: Path, monkeypatch)
     assert "With training.sequence_length = 512, 95 % would be whole." in result.output
 
 
+def test_the_budget_fits_the_rows_of_the_length_that_init_chooses(tmp_path: Path, monkeypatch):
+    """Check dialogues of which long rows hold several with less padding, so that there are fewer tokens."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    said = [[{"role": "user", "content": "say it"}, {"role": "assistant", "content": "it " * n}] for n in (4, 99)]
+    write_jsonl(tmp_path / "mixed.jsonl", [*said[:1] * 900, *said[1:] * 90])
+    result = CliRunner().invoke(cli, ["init", "run", "--corpus", "mixed.jsonl"])
+    assert "Rows have 512 tokens" in result.output
+    assert "the text is small for this run" not in result.output
+
+
 def test_init_recognizes_dialogues_and_tokens_counts_them(chats: Path, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)

@@ -55,6 +55,18 @@ def test_a_minority_that_was_cut_off_takes_the_weights_of_the_others(majority: i
     assert all(seat.core.settled and seat.progress > 0.8 * furthest for seat in table.seats.values())
 
 
+def test_a_majority_far_ahead_whose_weights_do_worse_gives_none():
+    """Identities cost nothing: as many as there are honest peers may claim to be far ahead."""
+    table, most, few = apart(majority=3, minority=2, gap=1.2 * BEYOND)
+    table.worthless = {PeerId(name) for name in most}
+    go_on(table, 2 * OUT_OF_STEP_S)
+    before = [table[name].core.counters.exchanges_ok for name in few]
+    go_on(table, 2 * OUT_OF_STEP_S)
+    assert [line for line in table.trace if "its weights do worse than ours" in line]
+    assert all(table[name].core.counters.pulls == 0 for name in few)
+    assert all(table[name].core.counters.exchanges_ok > count + 5 for name, count in zip(few, before, strict=True))
+
+
 def test_two_far_ahead_do_not_take_three_with_them():
     table, most, few = apart(majority=2, minority=3, gap=1.2 * BEYOND)
     go_on(table, 2 * OUT_OF_STEP_S)
