@@ -37,6 +37,8 @@ class ExportedTokens:
         ends = list(dict.fromkeys([*([] if trained is None else [trained]), *settings.ends_for(tokenizer)]))
         texts = {**settings.tokens, "bos_token": tokenizer.bos_text or settings.tokens.get("bos_token", "")}
         texts["eos_token"] = tokenizer.token(ends[0]) if ends else ""
+        if begin is None:  # no text begins with it, but readers take it from an empty prompt
+            begin = tokenizer.token_id(settings.tokens.get("bos_token", ""))
         stated = settings.pad if settings.pad is not None and tokenizer.token(settings.pad) else None
         pad = tokenizer.token_id(texts.get("pad_token", "")) if stated is None else stated
         return cls(ends, begin, pad, texts, settings.generation)

@@ -49,7 +49,7 @@ class ChatEncoder:
         self, dialogues: Iterable[Dialogue]
     ) -> Iterator[tuple[Dialogue, RenderedDialogue, EncodedDialogue | TemplateFault]]:
         """Yield each dialogue with its text and its tokens, or the reason why it has none. Raises CorpusError."""
-        for batch in _batches(dialogues):
+        for batch in _batches(dialogues, len(self.template.source)):
             found = self.template.rendered([self._marked(each) for each in batch])
             texts = [each for each in found if isinstance(each, RenderedDialogue)]
             encoded = iter(self._encoded(texts))
@@ -157,12 +157,15 @@ def _only_token(tokenizer: Tokenizer, text: str) -> int | None:
     return int(ids[0]) if len(ids) == 1 else None
 
 
-def _batches(dialogues: Iterable[Dialogue]) -> Iterator[list[Dialogue]]:
+def _batches(
+    dialogues: Iterable[Dialogue],
+    beside: int,  # characters of the template, which may write them for each dialogue
+) -> Iterator[list[Dialogue]]:
     batch: list[Dialogue] = []
     length = 0
     for dialogue in dialogues:
         batch.append(dialogue)
-        length += sum(characters(each) + 64 for each in dialogue.messages) + characters(dialogue.tools)
+        length += beside + sum(characters(each) + 256 for each in dialogue.messages) + characters(dialogue.tools)
         if length >= BATCH_CHARACTERS:
             yield batch
             batch, length = [], 0

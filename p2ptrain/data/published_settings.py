@@ -147,7 +147,7 @@ def kept_settings(settings: PublishedSettings) -> tuple[str, Path] | None:
 
     Raises HomeError if the cache cannot be written.
     """
-    tokens = {name: text for name, text in settings.tokens.items() if name in ("pad_token", "unk_token")}
+    tokens = settings.tokens.keys() & {"bos_token", "pad_token", "unk_token"}
     content = settings.to_bytes()
     if not (settings.template or tokens or len(settings.ends) > 1 or settings.pad is not None or settings.generation):
         return None

@@ -19,7 +19,7 @@ from p2ptrain.base.errors import CorpusError
 from p2ptrain.cli import cli
 from p2ptrain.data import dialogues
 from p2ptrain.data.chat_template import ChatTemplate, Dialogue
-from p2ptrain.data.chat_tokens import ChatEncoder, answer_ends
+from p2ptrain.data.chat_tokens import BATCH_CHARACTERS, ChatEncoder, answer_ends
 from p2ptrain.data.corpus import Corpus, open_corpus, read_summary
 from p2ptrain.data.dialogues import dialogue_of
 from p2ptrain.data.file_store import named_files
@@ -89,6 +89,18 @@ def test_a_template_may_write_what_begins_a_text(manifest_with, chats: Path, tmp
     assert [place for place, each in enumerate(inputs) if each == 256] == [
         place for place, each in enumerate(positions) if each == 0 and inputs[place] != 257
     ]
+
+
+def test_what_a_template_writes_itself_counts_in_a_batch(monkeypatch: pytest.MonkeyPatch):
+    """A long template that is written for each of many short dialogues must not make gigabytes at once."""
+    source = "{% if false %}" + BATCH_CHARACTERS // 4 * "x" + "{% endif %}{{ messages[-1].content }}"
+    with ChatTemplate(source, "a template") as template:
+        sizes: list[int] = []
+        encoder, rendered = ChatEncoder(template, ByteTokenizer()), template.rendered
+        monkeypatch.setattr(template, "rendered", lambda batch: [sizes.append(len(batch)), rendered(batch)][1])
+        said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        assert len([*encoder.dialogues([Dialogue("", said, None, [])] * 10)]) == 10
+    assert sizes == [4, 4, 2]
 
 
 def test_only_runs_of_dialogues_say_so(manifest_with, chats: Path):

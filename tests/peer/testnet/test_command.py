@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import configparser
-import hashlib
 import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 from setuptools import find_packages
 
 from lab.stages import page_argument
@@ -17,8 +15,7 @@ from p2ptrain.base.errors import UserError
 from p2ptrain.data.file_store import FILES_FOLDER, FileStore, NamedFile
 from p2ptrain.data.sources import file_digest
 from p2ptrain.manifest import preset, with_changes
-from peer.testnet.command import _conducted, _kept, testnet
-from peer.testnet.runner import Means
+from peer.testnet.command import _kept, testnet
 
 ROOT = Path(__file__).parents[3]
 
@@ -81,15 +78,3 @@ def test_a_testnet_finds_the_files_that_the_runs_directory_keeps(tmp_path: Path)
     assert _kept(tmp_path, manifest, "corpus") == kept
     assert _kept(tmp_path, manifest, "tokenizer") is None
     assert _kept(None, manifest, "corpus") is None
-
-
-def test_a_testnet_keeps_the_settings_of_a_continued_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check what the bootstrap of a testnet serves, since exports need it."""
-    settings = FileStore(tmp_path / "given").add(hashlib.sha256(b"{}").hexdigest(), b"{}")
-    means = Means(1, settings=settings)
-    monkeypatch.setattr("peer.testnet.command._run", lambda plan, *_: plan)
-    monkeypatch.setattr("peer.testnet.command._finish", lambda plan, *_: plan)
-    plan: Any = _conducted(
-        tmp_path / "out", preset("demo", "ab" * 32), 2, False, None, means, None, None, Console(quiet=True)
-    )
-    assert (plan.run / FILES_FOLDER / settings.name).read_bytes() == b"{}"

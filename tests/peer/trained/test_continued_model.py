@@ -22,10 +22,10 @@ from peer.exporting import export
 from peer.home import Home
 from peer.trained.chat import opened
 from peer.trained.language_model import load
-from tests.peer.trained.published import ENDOFTEXT, IM_END, PAD, TEMPLATE, TEXT, published
+from tests.peer.trained.published import ENDOFTEXT, IM_END, IM_START, PAD, TEMPLATE, TEXT, published
 
 SAMPLING = {"do_sample": True, "temperature": 0.6, "top_p": 0.9}
-CHAT = {"chat_template": TEMPLATE, "pad_token": "<|pad|>"}
+CHAT = {"chat_template": TEMPLATE, "pad_token": "<|pad|>", "bos_token": "<|im_start|>"}
 
 
 def run_of(tmp_path: Path, model: Path) -> Path:
@@ -115,6 +115,7 @@ def test_an_export_keeps_template_pad_token_and_how_to_generate(tmp_path: Path) 
     assert expected.count(IM_END) == 1
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert (loaded.config.pad_token_id, loaded.generation_config.pad_token_id) == (PAD, PAD)
+    assert (loaded.config.bos_token_id, loaded.generation_config.bos_token_id) == (IM_START, IM_START)
     assert {name: getattr(loaded.generation_config, name) for name in SAMPLING} == SAMPLING
     for place in (home.path, tmp_path / "out"):
         with opened(load(place, None, "cpu"), None, None, 4, None, pytest.fail) as dialogue:  # type: ignore[arg-type]
