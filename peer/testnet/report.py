@@ -246,8 +246,8 @@ def comparison(report: TestnetReport) -> list[str]:
     if (times := report.times_s) is not None:
         together_s, alone_s = times
         lines.append(
-            f"The peers trained for {duration(together_s)}; the fastest of them alone, at the speed that it had, would "
-            f"take {duration(alone_s)} for as many tokens as all"
+            f"The peers trained for {duration(together_s)}; for as many tokens the fastest of them alone would need "
+            f"{duration(alone_s)}"
         )
     lines.append(
         f"Disagreement of the peers: {100 * measured.disagreement:.2f} % when training ended, "

@@ -143,7 +143,7 @@ def test_the_report_says_how_much_sooner_the_swarm_ends() -> None:
     report = replace(GOOD, peers=(slow, *PEERS[1:]))
     assert report.times_s == (20.0, 30.0)
     assert "trained for 20.0 s" in comparison(report)[1]
-    assert "would take 30.0 s" in comparison(report)[1]
+    assert "would need 30.0 s" in comparison(report)[1]
     missing = replace(report, peers=(replace(slow, figures=None), *PEERS[1:]))
     assert missing.times_s is None
 
