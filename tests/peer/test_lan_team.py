@@ -173,6 +173,7 @@ BAD_OPTIONS = [
 ]
 
 
+@pytest.mark.lab
 def test_bad_options_of_a_leader_are_one_error() -> None:
     with Swarm(**LAYERS) as swarm:
         swarm.bootstrap()
