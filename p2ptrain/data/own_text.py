@@ -37,7 +37,7 @@ HubTable = dict[str, Any]
 """Table of a manifest that names something on the hub: kind, name and revision."""
 JSON_LINES = (".jsonl", ".ndjson")
 TABLES = {".csv": ("commas and quotes", ""), ".tsv": ("tabs", ', dialect="excel-tab"')}
-"""Endings of tables' names, what separates columns, and how Python's csv module is told."""
+"""By file extension of a table: what separates its columns, and the argument of Python's csv.DictReader."""
 TABLE_WARNING = (
     "{0} is read as plain text, with its {1}. To use a column of a table, convert it first (python3 -c 'import csv, "
     "json, sys; [print(json.dumps(row)) for row in csv.DictReader(sys.stdin{2})]' < {0} > corpus.jsonl)"
