@@ -103,9 +103,8 @@ def place(
             return exact
         # The same micro-batch: with copies of the weights in bf16, a pass takes less memory than in fp32 (measured).
         found = fastest([replace(exact, autocast=torch.bfloat16), exact], trial)
-        shapes = [
-            model.layout.shapes[model.layout.names.index(each)] for each in muon_parameters(model.module, training)
-        ]
+        hidden = muon_parameters(model.module, training)
+        shapes = [shape for name, shape in zip(model.layout.names, model.layout.shapes, strict=True) if name in hidden]
         return replace(found, muon=fastest_products(max(shapes, key=prod))) if shapes else found
     with accelerator.current(device):
         accelerator.empty_cache(device)
