@@ -18,7 +18,7 @@ from pathlib import Path
 from p2ptrain.admission import Gate, InviteCredential, Refusal, remedy
 from p2ptrain.admission.author import ACCESS_LIST_FILE, author_of, load_access_list
 from p2ptrain.base import files
-from p2ptrain.base.backoff import backoff
+from p2ptrain.base.backoff import PAUSE_S, backoff
 from p2ptrain.base.clock import CLOCK_SKEW_S, steady, wall
 from p2ptrain.base.errors import AdmissionError, HomeError, NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId
@@ -31,7 +31,6 @@ from p2ptrain.net.identity import verify
 from p2ptrain.ports import Link, Notebook, Transport
 from p2ptrain.swarm import PRESENCE_LIFETIME_S, Presence
 from peer.home import Home
-from peer.manifest_fetch import PAUSE_S
 from peer.network import Connection
 
 CERTIFICATE_FILE = "badge"

@@ -43,12 +43,9 @@ from p2ptrain.recipes import RECIPES
 from p2ptrain.swarm import Presence
 from p2ptrain.swarm.events import Event, LeaveRequested, TrainingEnded
 from p2ptrain.train.accelerator import card_name
-from p2ptrain.train.compiling import BackgroundCompiler
-from p2ptrain.train.libraries import FOLDER
 from p2ptrain.train.loop import Hooks, Signals, train
 from peer.admission_client import AdmissionClient
 from peer.assembly import PeerOptions, TrainingSession, build
-from peer.capacity import compiler_fault
 from peer.contributions import Contributions
 from peer.home import home_for
 from peer.keeper import KeeperRecorder, build_keeper, check_options, check_run
@@ -167,7 +164,6 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
             session.record.is_stopping = signals.stop.is_set
             session.record.saver.is_terminated = lambda: stopping.is_terminated
             stopping.let_finish(session.record.learner.inbox.wake)
-            stack.enter_context(_compiler(session, signed, options, signals, log))
             try:
                 if network is None or admission is None:
                     _run_alone(session, signals, owner)
@@ -223,37 +219,6 @@ def _hooks(record: SessionRecorder) -> Hooks:
         leaving=record.leaving,
         concluded=record.conclude,
     )
-
-
-def _compiler(
-    session: TrainingSession, signed: SignedManifest, options: PeerOptions, signals: Signals, log: EventLog
-) -> contextlib.AbstractContextManager[object]:
-    """Return the compiler of the inner pass; entered, it works while the peer trains."""
-    record, task = session.record, session.compilable
-    if task is None or record.learner.ended:
-        return contextlib.nullcontext()
-
-    def is_training() -> bool:
-        return record.has_stepped and signals.begin.is_set() and not is_over()
-
-    def is_over() -> bool:
-        return signals.stop.is_set() or record.learner.ended
-
-    def obstacle() -> str:
-        return compiler_fault(signed.manifest, task.theta.device, task.micro_batch, options.memory_bytes)
-
-    record.compiler = BackgroundCompiler(
-        task,
-        signed.manifest.model,
-        options.compile,
-        cache_directory() / FOLDER,
-        log,
-        is_training,
-        record.remaining_s,
-        obstacle,
-        is_over,
-    )
-    return record.compiler
 
 
 def _run_alone(session: TrainingSession, signals: Signals, owner: OwnerControl) -> None:

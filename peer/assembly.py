@@ -17,7 +17,7 @@ from p2ptrain.base.errors import HomeError, ManifestError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import EventLog
 from p2ptrain.checkpoint import Checkpoint, Checkpoints, CheckpointStore, Found
-from p2ptrain.data.corpus import Corpus, open_corpus
+from p2ptrain.data.corpus import open_corpus
 from p2ptrain.data.rows import TextCounts
 from p2ptrain.data.stream import cache_directory
 from p2ptrain.manifest import JoinLink, SignedManifest
@@ -27,19 +27,14 @@ from p2ptrain.ports import Clock, Notebook
 from p2ptrain.swarm import Counters, Peer, SwarmRules
 from p2ptrain.swarm.events import Event
 from p2ptrain.swarm.rules import SEARCH_PATIENCE_S
-from p2ptrain.train.autofit import place
-from p2ptrain.train.batches import CorpusReader
 from p2ptrain.train.evaluate import HeldOutLoss
-from p2ptrain.train.initial_weights import targets
-from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.loop import Hooks, Signals, train
-from p2ptrain.train.model import flat_model
 from p2ptrain.train.rules import Sizes, codecs_of, fragments_of, learner_rules, matrices_of, swarm_rules
 from p2ptrain.train.tasks import PeerLearner, PeerTask
-from peer.capacity import activation_bytes, check_memory, explained, installed_memory
+from peer.capacity import activation_bytes, check_memory, installed_memory
 from peer.home import Home
-from peer.initial_weights import await_hub, load_initial
+from peer.initial_weights import await_hub
 from peer.owner.settings import CompileMode
 from peer.session_recorder import SessionRecorder
 from peer.start_options import StartOptions
@@ -47,6 +42,8 @@ from peer.team.compiling import TeamCompilers
 from peer.team.devices import check_team, rank_threads
 from peer.team.generations import Team, TeamFiles
 from peer.team.lan_options import listener_for, other_ranks
+from peer.training.plan import TrainerPlan
+from peer.training.remote_task import RemoteTask
 
 TRIED_TOKENS, TRIED_PATIENCE_S = 16_384, 5.0
 """Held-out text, and seconds to read it, for the test of a donor's weights before they replace ours. The standard error
@@ -85,8 +82,6 @@ class TrainingSession:
     new_core: Callable[[], Peer]
     """Factory of protocol cores at the learner's step and progress."""
     record: SessionRecorder
-    compilable: LanguageModelTask | None
-    """The task, whose passes the compiler may replace; None: a team, whose ranks compile theirs."""
     team: Team | None = None
     held: frozenset[int] | None = None
     """Fragments of a keeper; None: this peer holds all and trains."""
@@ -104,7 +99,7 @@ class _Trained:
     found: Found
     load: Callable[[Checkpoint], None]
     sizes: Sizes
-    compilable: LanguageModelTask | None = None
+    remote: RemoteTask | None = None
     team: Team | None = None
 
 
@@ -168,7 +163,7 @@ def build(
     if (warning := repetition(manifest, corpus.split.train_tokens)) is not None:
         log.note("text repeats", why=warning)
     if team is None:
-        parts = _alone(options, devices[0], home, identity.peer_id, signed, corpus, log)
+        parts = _alone(options, devices[0], home, identity.peer_id, signed, log, stack, is_stopping)
     else:
         found = team.start(corpus)
         team.lead()
@@ -201,9 +196,11 @@ def build(
         earlier_s=earlier_s,
         sampler=_sampler(task),
         gather=None if team is None else team.gather,
-        compiler=None if team is None else team.compilers,
+        compiler=parts.remote if team is None else team.compilers,
     )
-    return TrainingSession(new_core, record, parts.compilable, team)
+    if parts.remote is not None:
+        parts.remote.remaining_s = record.remaining_s
+    return TrainingSession(new_core, record, team)
 
 
 def _alone(
@@ -212,23 +209,41 @@ def _alone(
     home: Home,
     peer: PeerId,
     signed: SignedManifest,
-    corpus: Corpus,
     log: EventLog,
+    stack: ExitStack,
+    is_stopping: Callable[[], bool],
 ) -> _Trained:
-    """Build model and learner in this process, with the initial weights. Raises UserError."""
+    """Start a trainer, with the initial weights, and build its learner. Raises UserError."""
     manifest = signed.manifest
     checkpoints = Checkpoints(home.checkpoints)
     found = checkpoints.load_latest()
     cpu_bytes = activation_bytes(manifest, device, options.memory_bytes)
-    with explained(device):
-        model = flat_model(manifest.model, manifest.run.seed, device)
-        if found.checkpoint is None:
-            load_initial(manifest, home, options.weights, targets(model))
-        placement = place(model, manifest.model, manifest.training, cpu_bytes, corpus.is_packed)
-        reader = CorpusReader(manifest.run.seed, peer)
-        task = LanguageModelTask(model, corpus, manifest.training, manifest.run.tokens, reader, placement)
+
+    def named(path: Path | None) -> str | None:
+        return None if path is None else str(path.absolute())
+
+    plan = TrainerPlan(
+        home=str(home.path.absolute()),
+        peer=peer,
+        device=str(device),
+        threads=torch.get_num_threads(),
+        activation_bytes=cpu_bytes,
+        most_sequences=manifest.training.sequences_per_step,
+        data=named(options.data),
+        tokenizer=named(options.tokenizer),
+        template=named(options.template),
+        weights=named(options.weights),
+        begins=found.checkpoint is None,
+        tried_tokens=TRIED_TOKENS,
+        tried_s=TRIED_PATIENCE_S,
+        compile=options.compile,
+        memory_bytes=None if math.isinf(options.memory_bytes) else options.memory_bytes,
+    )
+    task = RemoteTask(plan, log, is_stopping)
+    stack.callback(task.close)
+    task.start()
     weight_codec, gradient_codec = codecs_of(manifest.codec)
-    fragments = fragments_of(manifest.outer, model.layout)
+    fragments = fragments_of(manifest.outer, task.layout)
     learner = Learner(
         task,
         learner_rules(manifest.outer, manifest.run.tokens),
@@ -236,9 +251,11 @@ def _alone(
         weight_codec,
         log,
         gradient_codec=gradient_codec,
-        matrices=matrices_of(model.layout, fragments),
-        held_out=task.held_out(TRIED_TOKENS, TRIED_PATIENCE_S),
+        matrices=matrices_of(task.layout, fragments),
+        held_out=task,
+        fast=task.fast_weights(fragments),
     )
+    task.on_return = learner.inbox.wake
 
     def load(found: Checkpoint) -> None:
         learner.load_state_dict(found.tensors, found.state)

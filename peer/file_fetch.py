@@ -7,13 +7,12 @@ import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from p2ptrain.base.backoff import backoff
+from p2ptrain.base.backoff import PAUSE_S, backoff
 from p2ptrain.base.errors import CorpusError, NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.data.file_store import MOST_STORED_BYTES, FileStore, NamedFile
 from p2ptrain.net.file_service import download
 from p2ptrain.ports import Link, Notebook
-from peer.manifest_fetch import PAUSE_S
 
 Source = tuple[PeerId, Sequence[str]]
 """Peer that may have a file, and its addresses."""

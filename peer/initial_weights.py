@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from p2ptrain.base.backoff import backoff
+from p2ptrain.base.backoff import PAUSE_S, backoff
 from p2ptrain.base.errors import UserError, WeightsError
 from p2ptrain.checkpoint import checkpoints_in, explained
 from p2ptrain.data.file_store import NamedFile, named_weights
@@ -18,7 +18,6 @@ from p2ptrain.manifest import Manifest
 from p2ptrain.ports import Notebook
 from p2ptrain.train.initial_weights import load_weights
 from peer.home import Home
-from peer.manifest_fetch import PAUSE_S
 
 
 def needs_weights(manifest: Manifest, home: Home) -> bool:

@@ -52,6 +52,7 @@ class KeeperTask:
     coverage: float = 0.0
     micro_batch: int = 0
     learning_rate: float = 0.0
+    cpu_s: float = 0.0
 
     def held_out_loss(self, most_tokens: int, patience_s: float, goes_on: GoesOn) -> HeldOutLoss:
         return NOT_READ
@@ -204,7 +205,7 @@ def build_keeper(
         notebook=log,
         earlier=earlier,
     )
-    return TrainingSession(new_core, record, None, held=held, loop=keep)
+    return TrainingSession(new_core, record, held=held, loop=keep)
 
 
 def keep(learner: PeerLearner, signals: Signals, post: Callable[[Event], None], hooks: Hooks) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from p2ptrain.base.backoff import backoff
+from p2ptrain.base.backoff import PAUSE_S, backoff
 from p2ptrain.base.errors import NetworkError, RemoteError, UserError
 from p2ptrain.manifest import JoinLink, SignedManifest, genuine_run
 from p2ptrain.net import address
@@ -14,10 +14,6 @@ from p2ptrain.net.node import Node
 from p2ptrain.net.p2pd.dial_backoff import BACKOFF
 from p2ptrain.net.p2pd.dialing import UNRESOLVED
 from p2ptrain.ports import Notebook
-
-PAUSE_S = (2.0, 30.0)
-"""First and longest backoff in seconds between two rounds of requests for the manifest or a certificate. Guess: how
-long bootstraps take to restart."""
 
 SILENCE = "Check that the bootstrap is running and that its port is open in the firewall and forwarded by its router."
 """Remedy if no address answers."""

@@ -209,6 +209,12 @@ def _narrow_path(fields: Mapping[str, Any]) -> str:
     )
 
 
+def _trainer_died(fields: Mapping[str, Any]) -> str:
+    smaller = "" if fields["micro_batch"] is None else f", with micro-batches of {fields['micro_batch']} at most"
+    again = f"another one starts in {duration(fields['seconds'])}{smaller}"
+    return f"[train] the trainer died ({_why(fields)}); {again}, and this peer stays in the swarm"
+
+
 _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "exchanged": _exchanged,
     "progress": _progress,
@@ -293,6 +299,8 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "started": _started,
     "compiling": lambda f: "[train] compiling the training step in the background",
     "compiled pass": lambda f: f"[train] compiled the training step in {duration(f['seconds'])}; comparing it",
+    "trainer died": _trainer_died,
+    "trainer returned": lambda f: f"[train] training goes on after {duration(f['seconds'])} without a trainer",
     "compiled": lambda f: f"[train] training continues with {f['way']}: {f['ratio']:.2f} times as fast",
     "not compiled": lambda f: f"[train] training continues without compiled code: {_why(f)}",
     "held out": lambda f: f"[train] {_loss(f)}",

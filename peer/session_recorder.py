@@ -167,7 +167,7 @@ class SessionRecorder:
         self.drift.record(self.learner.progress_displacement)
         if not self.has_stepped:
             self.has_stepped = True
-            self.notebook.note("first inner step", seconds=now - self._started_at, cpu_s=time.process_time())
+            self.notebook.note("first inner step", seconds=now - self._started_at, cpu_s=self._cpu_s)
             # The clock starts here: the search for the swarm is not training.
             self._started_at, self._tokens_at_start, self._held_s = now, self.learner.tokens, 0.0
             self._blocked_at_start_s = self.learner.blocked_s
@@ -246,7 +246,7 @@ class SessionRecorder:
         """Note the run's end and save the weights, before the final gossip."""
         self._stop_the_clock()
         self.ended_at = wall()
-        self.notebook.note("trained", progress=self.learner.progress, cpu_s=time.process_time())
+        self.notebook.note("trained", progress=self.learner.progress, cpu_s=self._cpu_s)
         slow = {"slow": self.learner.state_dict()[0]["slow"]}
         try:
             if self.trained is None:
@@ -297,6 +297,11 @@ class SessionRecorder:
         self._blocked_s = self.learner.blocked_s - self._blocked_at_start_s
         self.throughput.rest()
         self.drift.rest()
+
+    @property
+    def _cpu_s(self) -> float:
+        """CPU seconds of this process and of those that train for it."""
+        return time.process_time() + self.task.cpu_s
 
     @property
     def _elapsed_s(self) -> float:

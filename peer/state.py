@@ -59,6 +59,7 @@ FAILURES = frozenset(
         "same identity",
         "narrow path",
         "p2pd died",
+        "trainer died",
         "torn checkpoint",
         "settings refused",
         "not tracked",

@@ -96,6 +96,10 @@ class TeamMemoryError(TeamError):
     """This rank ran out of memory within a collective; a smaller micro-batch may fit."""
 
 
+class TrainerAwayError(P2pTrainError):
+    """There is no trainer at this moment; another one is being started."""
+
+
 class UnbegunError(NetworkError):
     """The other side closed a link cleanly before the first byte of its payload."""
 

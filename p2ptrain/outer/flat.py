@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,13 +37,15 @@ class FlatLayout:
     @classmethod
     def of(cls, module: nn.Module) -> FlatLayout:
         """Lay out ``module.named_parameters()`` in order. Tied parameters count once, under their first name."""
-        names, shapes, offsets, total = [], [], [], 0
-        for name, parameter in module.named_parameters():
-            names.append(name)
-            shapes.append(tuple(parameter.shape))
-            offsets.append(total)
-            total += -(-parameter.numel() // PARAMETER_ALIGNMENT) * PARAMETER_ALIGNMENT
-        return cls(tuple(names), tuple(shapes), tuple(offsets), total)
+        parameters = dict(module.named_parameters())
+        return cls.of_shapes(list(parameters), [parameter.shape for parameter in parameters.values()])
+
+    @classmethod
+    def of_shapes(cls, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> FlatLayout:
+        """Lay out parameters of these names and shapes in order."""
+        lengths = [-(-math.prod(shape) // PARAMETER_ALIGNMENT) * PARAMETER_ALIGNMENT for shape in shapes]
+        *offsets, total = itertools.accumulate(lengths, initial=0)
+        return cls(tuple(names), tuple(tuple(shape) for shape in shapes), tuple(offsets), total)
 
     @property
     def parameter_count(self) -> int:

@@ -158,6 +158,9 @@ class LeadingTrainer:
     def ended(self) -> bool:
         return self._learner.ended
 
+    is_away = False
+    """A team without ranks stands still."""
+
     @property
     def is_waiting(self) -> bool:
         return self._learner.is_waiting

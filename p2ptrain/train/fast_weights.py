@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -153,6 +154,50 @@ class FastWeights:
         """Return the L2 distance of each fragment from the slow weights."""
         pairs = zip((slow[piece] for piece in self._pieces), self._views, strict=True)
         return torch.stack([torch.linalg.vector_norm(x - theta) for x, theta in pairs])
+
+
+class Mirrored(InnerTask, Protocol):
+    """Inner task whose ``theta`` is a copy on the host of the weights that a trainer's card has."""
+
+    def store(self, moments: bool = False) -> None:
+        """Copy the weights from the card to ``theta``; without a trainer, ``theta`` holds the last copy."""
+
+    def load(self) -> None:
+        """Copy ``theta`` to the card."""
+
+    def add(self, piece: slice, displacement: Tensor) -> None:
+        """Add a displacement, on the host, to a piece of the weights on the card."""
+
+
+class MirroredWeights(FastWeights):
+    """Fast weights of a trainer that has them elsewhere: they are copied before they are read, and back."""
+
+    def __init__(self, task: Mirrored, pieces: Sequence[slice]) -> None:
+        super().__init__(task, pieces)
+        self._mirrored = task
+
+    @property
+    def parts(self) -> Iterator[Tensor]:
+        self._mirrored.store()
+        return super().parts
+
+    def copy(self) -> FastCopy:
+        self._mirrored.store()
+        return super().copy()
+
+    def distances(self, slow: Sequence[Tensor]) -> Tensor:
+        return _distances(slow, self.parts)
+
+    def resume(self, theta: Tensor, slow: Tensor) -> None:
+        super().resume(theta, slow)
+        self._mirrored.load()
+
+    def load(self, parts: Sequence[Tensor]) -> None:
+        super().load(parts)
+        self._mirrored.load()
+
+    def displace(self, fragment: int, taken: Tensor, moved: Tensor) -> None:
+        self._mirrored.add(self._pieces[fragment], taken)
 
 
 def _distances(slow: Sequence[Tensor], thetas: Sequence[Tensor] | Iterator[Tensor]) -> Tensor:

@@ -95,6 +95,7 @@ class LanguageModelTask:
         run_tokens: end of the schedule.
         reader: determines this peer's order of sequences.
         placement: types, initial micro-batch and recomputation; see ``autofit``.
+        moments: memory of the optimizer's moments, [P] each on the device; None: new and zero.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class LanguageModelTask:
         run_tokens: int,
         reader: CorpusReader,
         placement: Placement,
+        moments: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         self.model = model
         self.micro_batch = min(placement.micro_batch, training.sequences_per_step)
@@ -132,7 +134,7 @@ class LanguageModelTask:
         self._parameters = list(model.module.parameters())
         self._rewarm_steps = 0  # length of the current warm-up after a reset
         self._rewarmed = 0  # steps of that warm-up already made, skipped ones too
-        self._moments = torch.zeros_like(model.theta), torch.zeros_like(model.theta)
+        self._moments = moments or (torch.zeros_like(model.theta), torch.zeros_like(model.theta))
         self._gradient = torch.zeros_like(model.theta)
         for parameter, gradient in zip(self._parameters, model.layout.views(self._gradient).values(), strict=True):
             parameter.grad = gradient
@@ -327,13 +329,16 @@ class LanguageModelTask:
     def state_dict(self) -> dict[str, Tensor]:
         """Return moments [P] and counters, views of live memory as torch's own: copy them before the next step."""
         self._conclude()
-        counters = (self.step, self._optimizer.steps, self._rewarm_steps, self._rewarmed)
         return {
             "first_moment": self._moments[0],
             "second_moment": self._moments[1],
-            "counters": torch.tensor(counters, dtype=torch.int64),
+            "counters": torch.tensor(self.counters(), dtype=torch.int64),
             "loss_scale": self.loss_scale.state(),
         }
+
+    def counters(self) -> list[int]:
+        """Return inner steps ever made, those of the optimizer, and length and steps made of the current warm-up."""
+        return [self.step, self._optimizer.steps, self._rewarm_steps, self._rewarmed]
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore the result of ``state_dict``. Raises KeyError or ValueError if it does not fit, before any change.

@@ -82,7 +82,7 @@ class Keeper:
     """
 
     ended = False
-    is_waiting = False
+    is_waiting = is_away = False
     tokens = 0
     loss = float("nan")
     longest_blocked_s = 0.0

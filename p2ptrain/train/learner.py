@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from p2ptrain.base.errors import TrainerAwayError
 from p2ptrain.codec import Codec, Matrices, is_adaptive, is_decodable
 from p2ptrain.outer.adaptive import AdaptiveRank
 from p2ptrain.outer.mixing import displaced, displacement, l2_distance, late_momentum, late_pseudo_gradient
 from p2ptrain.ports import AllGather, Clock, HeldOut, InnerTask, Notebook, StepResult
 from p2ptrain.recipes import Stream
 from p2ptrain.swarm.events import Adopted, Applied, Event, ExchangeDue, OuterStepDone, PhaseDone, TrainingEnded, Unfit
-from p2ptrain.train.fast_weights import FastCopy
+from p2ptrain.train.fast_weights import FastCopy, FastWeights
 from p2ptrain.train.guard import PhaseGuard
 from p2ptrain.train.inbox import Adoption, Delivery, Displacement, Inbox, RoundFinished
 from p2ptrain.train.outer_phase import OuterPhase
@@ -63,6 +64,7 @@ class Learner:
         clock: measures the time that the network costs the trainer.
         held_out: evaluates donors' weights before they replace this peer's; None: no evaluation.
         all_gather: joins numbers about this learner's fragments with those of the peer's other ranks.
+        fast: the task's weights; None: this process's own.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Learner:
         matrices: Sequence[Matrices] = (),
         held_out: HeldOut | None = None,
         all_gather: AllGather = single_rank,
+        fast: FastWeights | None = None,
     ) -> None:
         self.task = task
         self.step = 0
@@ -91,6 +94,8 @@ class Learner:
         self.loss = float("nan")
         """Mean training loss of the last complete inner phase."""
         self.ended = False
+        self.is_away = False
+        """Whether the last inner step found no trainer; it may have returned since the last ``settle``."""
         self.blocked_s = 0.0
         """Seconds the trainer spent on exchanges: applying their results, waiting for them and copying fast weights."""
         self.longest_blocked_s = 0.0
@@ -125,7 +130,7 @@ class Learner:
             self._adaptive = AdaptiveRank(of_gradients.rank, rules.inner_steps)
         feeds_back = of_gradients is not None and is_decodable(of_gradients) and of_gradients.needs_feedback
         late = rules.recipe.uses_late_gradients
-        self._weights = Weights(task, fragments, self.payloads, feeds_back, all_gather, late)
+        self._weights = Weights(task, fragments, self.payloads, feeds_back, all_gather, late, fast)
         self._weights.publish(self.step)
         self.inbox = Inbox(rules.recipe.follow, self.payloads)
 
@@ -134,7 +139,8 @@ class Learner:
     def advance(self) -> list[Event]:
         """Apply what is ready, make one inner step, and the outer step after H of them; return events for the core.
 
-        While the recipe waits for partners no step is made: call ``settle`` until ``is_waiting`` is false.
+        While the recipe waits for partners, or the trainer is replaced, no step is made: call ``settle`` until neither
+        ``is_waiting`` nor ``is_away`` is true.
         """
         events = self.settle()
         if self.ended or self.is_waiting:
@@ -144,7 +150,11 @@ class Learner:
             self.longest_blocked_s = max(self.longest_blocked_s, self.blocked_s - self._blocked_before_s)
         self._blocked_before_s = self.blocked_s
         self.changes += 1
-        result = self.task.inner_step(self.progress)
+        try:
+            result = self.task.inner_step(self.progress)
+        except TrainerAwayError:
+            self.is_away = True
+            return events
         self.inner_step_s = self._clock() - started
         self.tokens += result.tokens
         self._phase_tokens += result.tokens
@@ -160,7 +170,7 @@ class Learner:
 
     def settle(self, wait_s: float = 0.0) -> list[Event]:
         """Apply what is ready; wait up to ``wait_s`` seconds for the first entry or for ``inbox.wake``."""
-        started = self._clock()
+        started, self.is_away = self._clock(), False
         is_due = self._showing is not None and (wait_s > 0 or self._has_arrived(self._showing[0]))
         events = self._finish_showing() if is_due else []  # an idle trainer may wait
         self.blocked_s += self._clock() - started
@@ -370,11 +380,17 @@ class Learner:
         """
         if self._held_out is None:
             return ""
-        theirs = self._weights.try_on(ready.weights, self._held_out.loss)
+        try:
+            theirs = self._weights.try_on(ready.weights, self._held_out.loss)
+        except TrainerAwayError:
+            return "no trainer is there to try them"
         guessing = self._held_out.guessing
         if theirs <= guessing and not ready.left_behind:  # NaN is worse
             return ""
-        ours = self._held_out.loss()
+        try:
+            ours = self._held_out.loss()
+        except TrainerAwayError:
+            return "no trainer is there to try ours"
         if theirs < ours or (theirs == ours and not ready.left_behind):
             return ""
         if theirs <= guessing:

@@ -38,6 +38,9 @@ class LoopLearner(Protocol):
     def is_waiting(self) -> bool: ...
 
     @property
+    def is_away(self) -> bool: ...
+
+    @property
     def step(self) -> int: ...
 
     @property
@@ -94,12 +97,12 @@ def train(learner: LoopLearner, signals: Signals, post: Callable[[Event], None],
         if held and signals.last.is_set():
             leaves = True
             continue
-        idle = held or learner.is_waiting
+        idle = held or learner.is_waiting or learner.is_away
         events = learner.settle(wait_s=NAP_S) if idle else learner.advance()
         if any(isinstance(event, OuterStepDone) for event in events):
             hooks.outer_step_done()
             leaves = signals.last.is_set()
-        if not idle:
+        if not idle and not learner.is_away:
             hooks.inner_step_done()
         if learner.ended:
             hooks.training_ended()

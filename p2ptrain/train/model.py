@@ -57,6 +57,17 @@ def flat_model(description: Decoder, seed: int, device: torch.device) -> FlatMod
     return FlatModel(module, flatten_module(module), layout)
 
 
+def in_memory(
+    model: FlatModel,
+    theta: Tensor,  # [P] fp32 on the module's device
+) -> FlatModel:
+    """Return the model with its parameters in other memory, whose content they take."""
+    views = model.layout.views(theta)
+    for name, parameter in model.module.named_parameters():
+        parameter.data = views[name]
+    return FlatModel(model.module, theta, model.layout)
+
+
 @contextmanager
 def _as_if_not_installed(*packages: str) -> Iterator[None]:
     """Import from transformers as if these optional packages were not installed, so that it does not load them.

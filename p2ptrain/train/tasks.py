@@ -89,6 +89,10 @@ class TaskFigures(Protocol):
     def learning_rate(self) -> float:
         """Learning rate of the last inner step that moved weights."""
 
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds of other processes that train for this one."""
+
 
 class PeerTask(TaskFigures, Protocol):
     """Inner task of a peer, such as ``train.inner.LanguageModelTask``. Its methods belong to the trainer thread."""

@@ -47,6 +47,7 @@ class Weights:
         feeds_back: later pseudo-gradient messages include what earlier ones left out (``Decodable.needs_feedback``).
         keeps_late: pseudo-gradients are used one phase late (``Recipe.uses_late_gradients``).
         all_gather: joins norms of the fragments with those of the peer's other ranks.
+        fast: the task's weights; None: this process's own.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Weights:
         feeds_back: bool,
         all_gather: AllGather = single_rank,
         keeps_late: bool = False,
+        fast: FastWeights | None = None,
     ) -> None:
         self.phase: OuterPhase | None = None
         """Outer step in progress while the recipe waits for partners; displacements of x are then applied to it."""
@@ -68,7 +70,7 @@ class Weights:
         """State of each fragment after the last outer step and the exchanges since."""
         self.late = [torch.zeros_like(state.slow) for state in self.states] if keeps_late else []
         """[F] each: pseudo-gradients of the last phase, mixed since, by which the next outer step moves; or empty."""
-        self._fast = FastWeights(task, self._slices)
+        self._fast = fast or FastWeights(task, self._slices)
         self._left_out = [torch.zeros_like(state.slow) for state in self.states] if feeds_back else []
         """[F] each: what pseudo-gradient messages have left out so far, if the codec needs that fed back."""
         self._applied = [0] * len(self._slices)

@@ -24,6 +24,8 @@ class LeadingTask:
         own: returns the leader's task in the current generation; None between generations.
     """
 
+    cpu_s = 0.0
+
     def __init__(
         self,
         devices: Sequence[str],

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from in_process import InProcessTrainer
 from swarm import TINY
 
 from p2ptrain.manifest import SignedManifest, create_run, sign_run
+from peer.training import remote_task
 
 ALONE = {"outer.recipe": "local", "outer.exchanges_per_step": 0, "run.tokens": 6_400}
 
@@ -26,6 +28,11 @@ def _shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _trainers_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_task, "TrainerProcess", InProcessTrainer)
 
 
 @pytest.fixture

@@ -36,6 +36,7 @@ def test_low_rank_messages_are_of_the_models_matrices(
     )
     home = Home(tmp_path / "home")
     home.path.mkdir()
+    home.save_manifest(signed)
     device = torch.device("cpu")
     with contextlib.closing(EventLog(home.events)) as log, contextlib.ExitStack() as stack:
         session = build(
@@ -85,6 +86,7 @@ def test_the_first_start_tells_how_far_it_is(
     with contextlib.closing(EventLog(home.events)) as log, contextlib.ExitStack() as stack:
         log.listen(lambda kind, fields: heard.append(kind))
         signed = signed_run(run__tokens=30_000_000)
+        home.save_manifest(signed)
         build(
             PeerOptions(link=None),
             [device],

@@ -26,12 +26,12 @@ from p2ptrain.checkpoint import store
 from p2ptrain.cli import run_command
 from p2ptrain.manifest import JoinLink, SignedManifest, create_run, load_run, preset, sign_run
 from p2ptrain.recipes import RECIPES
-from peer import assembly
 from peer.capacity import check_memory, explained, host_bytes
 from peer.cli import admit, contributions, export, generate, invite, peer, revoke
 from peer.doctor import doctor
 from peer.home import Home, check_no_other
 from peer.owner.commands import status
+from peer.training import language_trainer
 
 SignedRun = Callable[..., SignedManifest]
 STRANGER = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
@@ -175,7 +175,7 @@ def test_a_corrupt_manifest(
 def test_a_run_whose_model_exceeds_the_memory_is_refused_before_it_is_built(
     home: Home, signed_run: SignedRun, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(assembly, "flat_model", lambda *_: pytest.fail("the model would be built"))
+    monkeypatch.setattr(language_trainer, "flat_model", lambda *_: pytest.fail("the model would be built"))
     monkeypatch.setattr("peer.space.CHECKPOINT_BYTES", 0)  # the disk would not do, either
     large = {"hidden_size": 16_384, "num_hidden_layers": 256, "num_attention_heads": 128, "num_key_value_heads": 128}
     config = preset("demo", "ab" * 32).model.model_dump()["config"] | large | {"intermediate_size": 65_536}
@@ -259,7 +259,7 @@ def test_memory_that_is_installed_but_not_free(
     def exhausted(*arguments: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(assembly, built, exhausted)
+    monkeypatch.setattr(language_trainer, built, exhausted)
     home.save_manifest(signed_run())
     assert "does not fit the free memory of cpu" in refused("--home", home.path)
 

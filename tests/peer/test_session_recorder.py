@@ -42,7 +42,7 @@ def record() -> SessionRecorder:
     parts["home"] = SimpleNamespace(summary=Path("/nowhere/summary.json"), trained=None, foreign_tokens=lambda: 0)
     parts["checkpoints"] = SimpleNamespace(digest=None)
     parts["corpus"] = SimpleNamespace(held_out_tokens=64, sequence_length=16)
-    task = SimpleNamespace(device_name="cpu", coverage=0.0, learning_rate=3e-4, skipped_steps=0)
+    task = SimpleNamespace(device_name="cpu", coverage=0.0, learning_rate=3e-4, skipped_steps=0, cpu_s=0.0)
     record = SessionRecorder(**cast(Any, {**parts, "learner": learner, "task": task, "notebook": MemoryLog()}))
     record.saver._next = math.inf
     return record
@@ -155,7 +155,7 @@ def test_a_look_at_the_held_out_loss_is_what_everybody_is_told(record: SessionRe
     """Check that ``p2ptrain status``, the page and the bootstrap's view have the same held-out loss at one moment."""
     losses = iter((5.5, 4.5, float("nan")))
     cast(Any, record).task = SimpleNamespace(
-        device_name="cpu", parameter_count=5, micro_batch=1, computes_in="fp32", skipped_steps=0
+        device_name="cpu", parameter_count=5, micro_batch=1, computes_in="fp32", skipped_steps=0, cpu_s=0.0
     )
     reads(record, lambda: next(losses), tokens=0)
     state = StatusView(PeerId("12D3KooWme"), "fox", lambda: ("training", ""))

@@ -57,6 +57,7 @@ NUMBERS = {
     "port": 1,
     "off_s": 1.0,
     "nodes": 1,
+    "micro_batch": 2,
     "name": "Kx41ab",
     "yields": True,
     "command": "p2ptrain",
@@ -226,6 +227,7 @@ def test_held_out_losses_are_noted_with_the_progress_they_were_read_at(
         ),
         "task": SimpleNamespace(
             device_name="cpu",
+            cpu_s=0.0,
             parameter_count=5,
             micro_batch=1,
             computes_in="fp32",

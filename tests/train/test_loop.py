@@ -24,7 +24,7 @@ class Steps:
         self.inner = self.step = self.waits = 0
         self.progress = 0.0
         self.ended = ended_before
-        self.is_waiting = False
+        self.is_waiting = self.is_away = False
         self.at_step: dict[int, Callable[[], None]] = {}
         self.at_wait: dict[int, Callable[[], None]] = {}
 

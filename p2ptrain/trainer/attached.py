@@ -1,0 +1,127 @@
+"""A trainer's side of its node: what it has of the host vector, and the answers to the node's questions.
+
+::
+
+    node                                        trainer
+    ------------------------------------------  ----------------------------------------------------
+    {"plan": ...}                               {"attach": {"names": ..., "shapes": ..., "vectors": n}}
+    {"attached": is_new}, descriptor            {"answer": ...}
+    {"ask": name, ...}                          {"alive": true} every second, then {"answer": ...}
+                                                or {"failed": kind, "problem": ..., "remedy": ...}
+    {"enough": true}                            an answer may end early
+
+Nothing else is asked before the answer to the last question. A trainer whose node dies ends itself within seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+from p2ptrain.base.errors import UserError
+from p2ptrain.outer.flat import FlatLayout
+from p2ptrain.trainer.host_vector import HostVector
+from p2ptrain.trainer.line import Line, LineClosedError
+
+HEARTBEAT_S = 1.0
+"""Seconds between two signs of life of a trainer that works on an answer."""
+
+Answers = Mapping[str, Callable[..., Mapping[str, Any]]]
+"""What a trainer answers, by the name of the question; its arguments are JSON values."""
+
+
+class Attachment:
+    """A trainer's place at its node.
+
+    Args:
+        line: to the node.
+    """
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._works = threading.Event()
+        threading.Thread(target=self._show_life, name="life", daemon=True).start()
+        self._works.set()  # until the first answer
+
+    @classmethod
+    def of_environment(cls) -> Self:
+        """Return the attachment to the node that has started this process."""
+        return cls(Line(socket.socket(fileno=int(os.environ.pop("P2PTRAIN_NODE")))))
+
+    def plan(self) -> dict[str, Any]:
+        """Return what the node wants to be trained. Raises LineClosedError."""
+        found: dict[str, Any] = self._received()["plan"]
+        return found
+
+    def host_vector(self, layout: FlatLayout, vectors: int) -> tuple[HostVector, bool]:
+        """Return so many vectors of this layout, and whether they are new. Raises LineClosedError."""
+        self._line.send({"attach": {"names": layout.names, "shapes": layout.shapes, "vectors": vectors}})
+        is_new = bool(self._received()["attached"])
+        return HostVector.attach(self._line.take_file(), layout.total), is_new
+
+    def say(self, **note: Any) -> None:
+        """Send a note in the middle of an answer. Raises LineClosedError."""
+        self._line.send(note)
+
+    def has_enough(self) -> bool:
+        """Return whether the node has asked to end this answer early. Raises LineClosedError."""
+        return self._line.receive(0.0) is not None
+
+    def note(self, kind: str, **fields: Any) -> None:
+        """Pass a note on to the node (``ports.Notebook``); any thread. Raises LineClosedError."""
+        self._line.send({"note": kind, "fields": fields})
+
+    def serve(self, first: Mapping[str, Any], answers: Answers) -> None:
+        """Answer questions until the node closes the line.
+
+        Args:
+            first: the answer that says that this trainer is ready.
+        """
+        self._line.send({"answer": dict(first)})
+        while True:
+            self._works.clear()
+            try:
+                question = self._received()
+            except LineClosedError:
+                return
+            self._works.set()
+            if "ask" not in question:  # "enough", of an answer that has ended
+                continue
+            name = question.pop("ask")
+            self._line.send({"answer": dict(answers[name](**question))})
+
+    def fail(self, kind: str, error: BaseException) -> None:
+        """Say why this trainer ends; "user" for a UserError. Raises LineClosedError."""
+        problem, remedy = str(error).partition("\n")[0], ""
+        if isinstance(error, UserError):
+            problem, remedy = error.problem, error.remedy
+        self._line.send({"failed": kind, "problem": problem, "remedy": remedy})
+
+    def _received(self) -> dict[str, Any]:
+        found = self._line.receive()
+        assert found is not None, "no timeout"
+        return found
+
+    def _show_life(self) -> None:
+        while True:
+            self._works.wait()
+            try:
+                self._line.send({"alive": True})
+            except LineClosedError:
+                os._exit(1)  # whatever the trainer does: nobody waits for it any more
+            threading.Event().wait(HEARTBEAT_S)
+
+
+class LogLines(logging.Handler):
+    """Passes this process's log on to the node, which shows it to the owner."""
+
+    def __init__(self, attachment: Attachment) -> None:
+        super().__init__()
+        self._attachment = attachment
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._attachment.say(log=record.levelno, logger=record.name, message=record.getMessage())

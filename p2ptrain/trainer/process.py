@@ -1,0 +1,174 @@
+"""A trainer's process as its node sees it: started, asked, watched and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from p2ptrain.base.errors import P2pTrainError, UserError
+from p2ptrain.base.launcher import launched
+from p2ptrain.base.text import printable
+from p2ptrain.outer.flat import FlatLayout
+from p2ptrain.ports import Notebook
+from p2ptrain.trainer.host_vector import HostVector
+from p2ptrain.trainer.line import Line, LineClosedError
+
+LISTENING_S, SILENT_S = 1.0, 30
+"""Seconds of one wait for a trainer's next line, and waits in a row without one after which it counts as frozen. Waits
+are counted, so that nothing follows from a time in which this process was stopped, too. Guess: pauses of machines that
+swap."""
+STARTING_S = 300
+"""As ``SILENT_S``, until the first line: while the trainer imports its libraries. Guess: the slowest disks of
+volunteers."""
+ENDING_S = 5.0
+"""Longest wait for a trainer that ends because its node has closed the line."""
+
+OnNote = Callable[[Mapping[str, Any]], bool]
+"""Called with each note that precedes an answer; returns whether the answer should go on."""
+
+
+def _goes_on(note: Mapping[str, Any]) -> bool:
+    return True
+
+
+class TrainerDiedError(P2pTrainError):
+    """A trainer ended, or froze and was ended; the message says how, in a phrase without a period.
+
+    Args:
+        kind: "" if it said nothing, else as in ``Attachment.fail``.
+        was_killed: whether SIGKILL ended it, as the system does when memory is short.
+    """
+
+    def __init__(self, how: str, kind: str = "", was_killed: bool = False) -> None:
+        super().__init__(how)
+        self.kind = kind
+        self.was_killed = was_killed
+
+
+class TrainerProcess:
+    """One trainer. It ends with this process: the line closes, and it gets the parent-death signal.
+
+    Args:
+        command: the program and its arguments.
+        notebook: receives the trainer's notes.
+    """
+
+    def __init__(self, command: Sequence[str], notebook: Notebook) -> None:
+        self._notebook = notebook
+        ours, theirs = socket.socketpair()
+        with theirs:
+            descriptor = theirs.fileno()
+            self._process = subprocess.Popen(
+                launched(*command, P2PTRAIN_NODE=str(descriptor)),
+                stdin=subprocess.DEVNULL,
+                pass_fds=[descriptor],
+            )
+        self._line = Line(ours)
+        self._has_spoken = False
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def attach(
+        self,
+        plan: Mapping[str, Any],
+        memory: Callable[[FlatLayout, int], tuple[HostVector, bool]],
+    ) -> dict[str, Any]:
+        """Tell the trainer what to train, give it the host vector, and return its first answer.
+
+        Args:
+            plan: JSON values that the trainer's program knows.
+            memory: returns the host vector with so many vectors of this layout, and whether it is new.
+
+        Raises TrainerDiedError, and UserError as ``ask``.
+        """
+        self._send({"plan": dict(plan)})
+        wanted = self._reply("attach")
+        host, is_new = memory(FlatLayout.of_shapes(wanted["names"], wanted["shapes"]), int(wanted["vectors"]))
+        self._send({"attached": is_new}, host.fd)
+        return self._reply("answer")
+
+    def ask(self, name: str, on_note: OnNote = _goes_on, **arguments: Any) -> dict[str, Any]:
+        """Return the trainer's answer to a question.
+
+        Raises TrainerDiedError, and UserError if the trainer says what its owner must mend.
+        """
+        self._send({"ask": name, **arguments})
+        return self._reply("answer", on_note)
+
+    def close(self) -> None:
+        """End the trainer: close the line, and kill it if it does not end. Safe to call twice."""
+        self._line.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(ENDING_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the trainer at once, with what it has started, and wait for it. Any thread; safe to call twice."""
+        if self._process.poll() is None:
+            try:
+                os.killpg(self._process.pid, signal.SIGKILL)
+            except ProcessLookupError:  # it has not begun its session yet
+                self._process.kill()
+        self._process.wait()
+        self._line.close()
+
+    def _send(self, message: Mapping[str, Any], file: int | None = None) -> None:
+        try:
+            self._line.send(message, file)
+        except LineClosedError:
+            raise self._death() from None
+
+    def _reply(self, kind: str, on_note: OnNote = _goes_on) -> dict[str, Any]:
+        waits = 0
+        while True:
+            try:
+                message = self._line.receive(LISTENING_S)
+            except LineClosedError:
+                raise self._death() from None
+            if message is None:
+                waits += 1
+                if waits >= (SILENT_S if self._has_spoken else STARTING_S):
+                    self.kill()
+                    raise TrainerDiedError(
+                        f"its process {self.pid} gave no sign of life for {waits * LISTENING_S:.0f} s"
+                    )
+                continue
+            waits, self._has_spoken = 0, True
+            if kind in message:
+                found: dict[str, Any] = message[kind]
+                return found
+            if "failed" in message:
+                raise self._failure(message)
+            if "log" in message:
+                logger = logging.getLogger(str(message["logger"]))
+                logger.log(int(message["log"]), "%s", printable(str(message["message"])))
+            elif "note" in message:
+                self._notebook.note(str(message["note"]), **message["fields"])
+            elif "alive" not in message and not on_note(message):
+                self._send({"enough": True})
+
+    def _failure(self, message: Mapping[str, Any]) -> Exception:
+        self.close()
+        kind, problem = str(message["failed"]), printable(str(message["problem"]))
+        if kind == "user":
+            return UserError(problem, printable(str(message["remedy"])))
+        return TrainerDiedError(problem, kind)
+
+    def _death(self) -> TrainerDiedError:
+        """Return how the trainer ended, once it has."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(ENDING_S)
+        if (code := self._process.poll()) is None:
+            self.kill()
+            return TrainerDiedError(f"its process {self.pid} closed its line")
+        self._line.close()
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with exit status {code}"
+        return TrainerDiedError(f"its process {self.pid} {how}", was_killed=code == -signal.SIGKILL)

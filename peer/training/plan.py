@@ -1,0 +1,48 @@
+"""What a node tells the language model's trainer at its start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from p2ptrain.base.ids import PeerId
+from p2ptrain.train.compiling import CompileMode
+
+VECTORS = ("theta", "first_moment", "second_moment", "displacement")
+"""Vectors of the host vector, in order. The last one is used with cards alone, piece by piece."""
+
+
+class TrainerPlan(BaseModel):
+    """Plan of one trainer. The run is that of the manifest in the home."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    home: str
+    peer: PeerId
+    device: str
+    threads: int
+    """Of torch."""
+    activation_bytes: int
+    """Host memory for activations, as ``autofit.place`` takes it."""
+    most_sequences: int
+    """Largest micro-batch."""
+    data: str | None
+    tokenizer: str | None
+    template: str | None
+    weights: str | None
+    begins: bool
+    """Whether the run's initial weights are needed; else the host vector gets or holds others."""
+    tried_tokens: int
+    """Held-out text of the test of a donor's weights, and seconds to read it."""
+    tried_s: float
+    compile: CompileMode
+    memory_bytes: float | None
+    """Host memory that the peer plans with; None: all."""
+    shares: bool = True
+    """Whether a trainer on the CPU computes in the host vector; tests let it copy, as from a card."""
+
+    def path(self, name: str) -> Path | None:
+        """Return a file that the owner named."""
+        found: str | None = getattr(self, name)
+        return None if found is None else Path(found)

@@ -1,0 +1,54 @@
+"""The language model's trainer in the node's own process, so that tests see and change what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from p2ptrain.outer.flat import FlatLayout
+from p2ptrain.ports import Notebook
+from p2ptrain.trainer.host_vector import HostVector
+from p2ptrain.trainer.process import OnNote
+from peer.training.language_trainer import LanguageTrainer
+from peer.training.plan import TrainerPlan
+
+Memory = Callable[[FlatLayout, int], tuple[HostVector, bool]]
+
+
+class InProcessTrainer:
+    """Fake of ``TrainerProcess``, and of the ``Attachment`` of its trainer."""
+
+    pid = 0
+
+    def __init__(self, command: Sequence[str], notebook: Notebook) -> None:
+        self.note = notebook.note
+        self._trainer: LanguageTrainer | None = None
+        self._on_note: OnNote = lambda note: True
+        self._has_enough = False
+
+    def attach(self, plan: Mapping[str, Any], memory: Memory) -> dict[str, Any]:
+        self._memory = memory
+        self._trainer = LanguageTrainer(self, TrainerPlan.model_validate(plan))  # type: ignore[arg-type]  # a fake
+        self._trainer.compiler.__enter__()
+        return self._trainer.begin()
+
+    def ask(self, name: str, on_note: OnNote = lambda note: True, **arguments: Any) -> Any:
+        self._on_note, self._has_enough = on_note, False
+        return getattr(self._trainer, name)(**arguments)
+
+    def close(self) -> None:
+        if self._trainer is not None:
+            self._trainer.compiler.__exit__()
+
+    kill = close
+
+    # --- of the attachment --------------------------------------------------------------------------------------------
+
+    def host_vector(self, layout: FlatLayout, vectors: int) -> tuple[HostVector, bool]:
+        return self._memory(layout, vectors)
+
+    def say(self, **note: Any) -> None:
+        self._has_enough = not self._on_note(note)
+
+    def has_enough(self) -> bool:
+        return self._has_enough

@@ -1,0 +1,160 @@
+"""The language model's trainer in a process of its own beside the same task in this process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from in_process import InProcessTrainer
+
+from p2ptrain.base.errors import TrainerAwayError
+from p2ptrain.base.telemetry import MemoryLog
+from p2ptrain.manifest import SignedManifest
+from p2ptrain.net.identity import Identity
+from p2ptrain.trainer.process import TrainerProcess
+from peer.home import Home
+from peer.training import remote_task
+from peer.training.plan import TrainerPlan
+from peer.training.remote_task import RemoteTask
+
+pytestmark = pytest.mark.net
+
+PATIENCE_S = 120.0
+STEPS = 6
+
+
+@pytest.fixture
+def plan(tmp_path: Path, signed_run: Callable[..., SignedManifest]) -> TrainerPlan:
+    home = Home(tmp_path / "home")
+    home.path.mkdir()
+    home.save_manifest(signed_run())
+    return TrainerPlan(
+        home=str(home.path),
+        peer=Identity.load_or_create(home.identity).peer_id,
+        device="cpu",
+        threads=1,
+        activation_bytes=10**9,
+        most_sequences=4,
+        data=None,
+        tokenizer=None,
+        template=None,
+        weights=None,
+        begins=True,
+        tried_tokens=512,
+        tried_s=60.0,
+        compile="off",
+        memory_bytes=None,
+    )
+
+
+@contextmanager
+def started(plan: TrainerPlan, log: MemoryLog | None = None) -> Iterator[RemoteTask]:
+    task = RemoteTask(plan, log or MemoryLog(), lambda: False)
+    try:
+        task.start()
+        yield task
+    finally:
+        task.close()
+
+
+@pytest.fixture
+def in_own_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_task, "TrainerProcess", TrainerProcess)
+
+
+def wait_for_return(task: RemoteTask) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not task.is_ready:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def trained(plan: TrainerPlan) -> tuple[list[float], torch.Tensor, dict[str, torch.Tensor], float]:
+    """Return the losses of some steps, theta, the rest of the state, and the held-out loss."""
+    with started(plan) as task:
+        losses = [task.inner_step(256.0 * number).loss for number in range(STEPS)]
+        task.store()
+        state = {name: tensor.clone() for name, tensor in task.state_dict().items()}
+        return losses, task.theta.clone(), state, task.held_out_loss(512, 60.0, lambda read, wanted: True).value
+
+
+def test_it_computes_what_the_same_task_in_this_process_does(plan, monkeypatch, in_own_process):
+    """Check it bit for bit, in the host vector and, as from a card, by copies."""
+    theirs = [trained(plan.model_copy(update={"shares": shares})) for shares in (True, False)]
+    monkeypatch.setattr(remote_task, "TrainerProcess", InProcessTrainer)
+    losses, theta, state, held_out = trained(plan)
+    for each in theirs:
+        assert each[0] == losses
+        assert torch.equal(each[1], theta)
+        assert each[3] == held_out
+        for name, tensor in state.items():
+            assert torch.equal(each[2][name], tensor)
+
+
+def test_a_killed_trainer_is_replaced_and_goes_on_where_it_was(plan, monkeypatch, in_own_process):
+    monkeypatch.setattr(remote_task, "PAUSES_S", (0.01, 0.01))
+    losses, theta, state, _ = trained(plan)
+    log, returned = MemoryLog(), []
+    with started(plan, log) as task:
+        task.on_return = lambda: returned.append(True)
+        found = [task.inner_step(256.0 * number).loss for number in range(STEPS // 2)]
+        assert task.pid is not None
+        os.kill(task.pid, signal.SIGKILL)
+        with pytest.raises(TrainerAwayError):
+            task.inner_step(0.0)
+        with pytest.raises(TrainerAwayError):
+            task.loss()
+        wait_for_return(task)
+        found += [task.inner_step(256.0 * number).loss for number in range(STEPS // 2, STEPS)]
+        assert found == losses
+        assert torch.equal(task.theta, theta)
+        for name, tensor in task.state_dict().items():
+            assert torch.equal(tensor, state[name])
+    assert returned == [True]
+    assert log.kinds() == ["trainer died", "trainer returned"]
+    assert "signal 9" in log.notes[0][1]["why"]
+
+
+def test_weights_that_change_while_there_is_no_trainer_are_the_next_ones(plan, monkeypatch, in_own_process):
+    monkeypatch.setattr(remote_task, "PAUSES_S", (0.01, 0.01))
+    with started(plan.model_copy(update={"shares": False})) as task:
+        task.inner_step(0.0)
+        assert task.pid is not None
+        os.kill(task.pid, signal.SIGKILL)
+        with pytest.raises(TrainerAwayError):
+            task.inner_step(0.0)
+        task.theta.fill_(0.25)
+        task.add(slice(0, 16), torch.full((16,), 0.5))
+        task.reset(7)
+        wait_for_return(task)
+        task.store()
+        assert task.theta[:17].tolist() == [0.75] * 16 + [0.25]
+        assert task.state_dict()["counters"].tolist() == [1, 0, 7, 0]
+
+
+def test_a_held_out_loss_waits_for_a_trainer_and_ends_when_told(plan, monkeypatch, in_own_process):
+    monkeypatch.setattr(remote_task, "PAUSES_S", (0.01, 0.01))
+    with started(plan) as task:
+        whole = task.held_out_loss(512, 60.0, lambda read, wanted: True)
+        assert task.pid is not None
+        os.kill(task.pid, signal.SIGKILL)
+        assert task.held_out_loss(512, 60.0, lambda read, wanted: True) == whole
+        heard: list[tuple[int, int]] = []
+        cut = task.held_out_loss(10**6, 60.0, lambda read, wanted: bool(heard.append((read, wanted))))
+        assert heard
+        assert cut.tokens < heard[0][1]
+
+
+def test_a_fault_of_the_owner_is_raised_as_one(plan, in_own_process):
+    from p2ptrain.base.errors import UserError
+
+    with pytest.raises(UserError) as caught, started(plan.model_copy(update={"device": "cuda:9"})):
+        pass
+    assert "cuda" in caught.value.problem
+    assert caught.value.remedy
