@@ -225,7 +225,8 @@ def _alone(
     plan = TrainerPlan(
         home=str(home.path.absolute()),
         peer=peer,
-        device=str(device),
+        devices=(str(device),),
+        stages=1,
         threads=torch.get_num_threads(),
         activation_bytes=cpu_bytes,
         most_sequences=manifest.training.sequences_per_step,

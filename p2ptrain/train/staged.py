@@ -25,6 +25,7 @@ from p2ptrain.data.split import HELD_OUT_TOKENS
 from p2ptrain.ports import Clock
 from p2ptrain.train.autofit import Placement
 from p2ptrain.train.batches import CorpusReader
+from p2ptrain.train.compiled_pass import CompiledPassError, PassShape
 from p2ptrain.train.cross_entropy import summed_cross_entropy
 from p2ptrain.train.evaluate import BATCH_LOGITS, GoesOn, HeldOutLoss, batches_to_skip, tokens_to_read
 from p2ptrain.train.inner import CLIP_EPSILON, LanguageModelTask
@@ -34,7 +35,7 @@ from p2ptrain.train.sequence_parts import parts_of, predicted, predicted_count
 from p2ptrain.train.stages import StageModel, fitting_micro_batch
 
 if TYPE_CHECKING:
-    from p2ptrain.manifest import TrainingSection
+    from p2ptrain.manifest import Decoder, TrainingSection
 
 HOST = torch.device("cpu")
 ROUND = 2
@@ -133,8 +134,12 @@ class StagedTask(LanguageModelTask):
         return self.stage_model.whole.parameter_count
 
     def sample(self, new_tokens: int) -> str:
-        """Return no text: stages generate none."""
-        return ""
+        """Return a text that the current weights write; none where a rank has not all of them."""
+        return super().sample(new_tokens) if self.stage_model.stage.count == 1 else ""
+
+    def pass_shape(self, description: Decoder) -> PassShape:
+        """Raise CompiledPassError."""
+        raise CompiledPassError("passes of several devices are not compiled")
 
     def _backward(self, batch: Tensor) -> Tensor:
         """Leave the mean gradient in the parameters; return the mean loss, the same on all ranks."""

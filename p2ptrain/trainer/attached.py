@@ -4,20 +4,21 @@
 
     node                                        trainer
     ------------------------------------------  ----------------------------------------------------
+                                                {"rank": r}
     {"plan": ...}                               {"attach": {"names": ..., "shapes": ..., "vectors": n}}
     {"attached": is_new}, descriptor            {"answer": ...}
     {"ask": name, ...}                          {"alive": true} every second, then {"answer": ...}
                                                 or {"failed": kind, "problem": ..., "remedy": ...}
     {"enough": true}                            an answer may end early
 
-Nothing else is asked before the answer to the last question. A trainer whose node dies ends itself within seconds.
+All ranks of a trainer get plan and descriptor; the first one does the rest. Nothing else is asked before the answer to
+the last question. A trainer whose node dies ends itself within seconds.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import socket
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Self
@@ -35,14 +36,17 @@ Answers = Mapping[str, Callable[..., Mapping[str, Any]]]
 
 
 class Attachment:
-    """A trainer's place at its node.
+    """A trainer's place at its node, or that of one of its ranks.
 
     Args:
         line: to the node.
+        rank: of several processes that train together; the first one answers for all.
     """
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Line, rank: int = 0) -> None:
         self._line = line
+        self._rank = rank
+        line.send({"rank": rank})
         self._works = threading.Event()
         threading.Thread(target=self._show_life, name="life", daemon=True).start()
         self._works.set()  # until the first answer
@@ -50,7 +54,7 @@ class Attachment:
     @classmethod
     def of_environment(cls) -> Self:
         """Return the attachment to the node that has started this process."""
-        return cls(Line(socket.socket(fileno=int(os.environ.pop("P2PTRAIN_NODE")))))
+        return cls(Line.to(os.environ["P2PTRAIN_NODE"]), int(os.environ.get("RANK", "0")))
 
     def plan(self) -> dict[str, Any]:
         """Return what the node wants to be trained. Raises LineClosedError."""
@@ -59,7 +63,8 @@ class Attachment:
 
     def host_vector(self, layout: FlatLayout, vectors: int) -> tuple[HostVector, bool]:
         """Return so many vectors of this layout, and whether they are new. Raises LineClosedError."""
-        self._line.send({"attach": {"names": layout.names, "shapes": layout.shapes, "vectors": vectors}})
+        if self._rank == 0:
+            self._line.send({"attach": {"names": layout.names, "shapes": layout.shapes, "vectors": vectors}})
         is_new = bool(self._received()["attached"])
         return HostVector.attach(self._line.take_file(), layout.total), is_new
 

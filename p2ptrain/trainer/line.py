@@ -7,13 +7,20 @@ not against attacks.
 from __future__ import annotations
 
 import json
+import os
+import secrets
 import socket
+import struct
+import sys
+import tempfile
 from collections import deque
 from collections.abc import Mapping
 from multiprocessing.connection import wait
 from threading import Lock
-from typing import Any
+from typing import Any, Self
 
+BACKLOG = 64
+"""Ranks that may wait to be accepted."""
 MOST_BYTES = 1 << 22
 """Longest line: names and shapes of the parameters of the largest models take some hundred kB."""
 BLOCK_BYTES = 1 << 16
@@ -25,6 +32,45 @@ class LineClosedError(Exception):
     """The other side has closed the line or died."""
 
 
+class Door:
+    """Where the ranks of one trainer find their node: a socket in memory on Linux, a file elsewhere."""
+
+    def __init__(self) -> None:
+        self._folder = None if sys.platform == "linux" else tempfile.TemporaryDirectory(prefix="p2ptrain-")
+        name = secrets.token_hex(16)
+        self.address = f"@p2ptrain-{name}" if self._folder is None else f"{self._folder.name}/node"
+        """For ``Line.to``."""
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(_place(self.address))
+        self._socket.listen(BACKLOG)
+
+    def accept(self, timeout_s: float) -> Line | None:
+        """Return the line to the next rank, or None after the timeout. Programs of other users are refused."""
+        if not wait([self._socket], timeout_s):
+            return None
+        end, _ = self._socket.accept()
+        if sys.platform == "linux":  # a file's folder is this user's alone
+            data = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            if _CREDENTIALS.unpack(data)[1] != os.getuid():
+                end.close()
+                return None
+        return Line(end)
+
+    def close(self) -> None:
+        """Accept nobody any more. Safe to call twice."""
+        self._socket.close()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+
+_CREDENTIALS = struct.Struct("3i")
+"""Process, user and group at the other end of a Unix socket (unix(7))."""
+
+
+def _place(address: str) -> str:
+    return f"\0{address[1:]}" if address.startswith("@") else address
+
+
 class Line:
     """One end of a line. Any thread may send; one thread receives."""
 
@@ -33,6 +79,17 @@ class Line:
         self._received = bytearray()
         self._files: deque[int] = deque()
         self._sending = Lock()
+
+    @classmethod
+    def to(cls, address: str) -> Self:
+        """Return the line to a node. Raises LineClosedError."""
+        end = socket.socket(socket.AF_UNIX)
+        try:
+            end.connect(_place(address))
+        except OSError as error:
+            end.close()
+            raise LineClosedError from error
+        return cls(end)
 
     def send(self, message: Mapping[str, Any], file: int | None = None) -> None:
         """Send a message, perhaps with the descriptor of a file. Raises LineClosedError."""

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,15 +16,14 @@ from p2ptrain.base.text import printable
 from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.ports import Notebook
 from p2ptrain.trainer.host_vector import HostVector
-from p2ptrain.trainer.line import Line, LineClosedError
+from p2ptrain.trainer.line import Door, Line, LineClosedError
 
 LISTENING_S, SILENT_S = 1.0, 30
 """Seconds of one wait for a trainer's next line, and waits in a row without one after which it counts as frozen. Waits
 are counted, so that nothing follows from a time in which this process was stopped, too. Guess: pauses of machines that
 swap."""
 STARTING_S = 300
-"""As ``SILENT_S``, until the first line: while the trainer imports its libraries. Guess: the slowest disks of
-volunteers."""
+"""Such waits for a trainer that imports its libraries. Guess: the slowest disks of volunteers."""
 ENDING_S = 5.0
 """Longest wait for a trainer that ends because its node has closed the line."""
 
@@ -57,20 +55,16 @@ class TrainerProcess:
     Args:
         command: the program and its arguments.
         notebook: receives the trainer's notes.
+        ranks: processes that train together, which the program starts.
     """
 
-    def __init__(self, command: Sequence[str], notebook: Notebook) -> None:
+    def __init__(self, command: Sequence[str], notebook: Notebook, ranks: int = 1) -> None:
         self._notebook = notebook
-        ours, theirs = socket.socketpair()
-        with theirs:
-            descriptor = theirs.fileno()
-            self._process = subprocess.Popen(
-                launched(*command, P2PTRAIN_NODE=str(descriptor)),
-                stdin=subprocess.DEVNULL,
-                pass_fds=[descriptor],
-            )
-        self._line = Line(ours)
-        self._has_spoken = False
+        self._ranks = ranks
+        self._door = Door()
+        self._lines: list[Line] = []
+        """To the ranks, in order."""
+        self._process = subprocess.Popen(launched(*command, P2PTRAIN_NODE=self._door.address), stdin=subprocess.DEVNULL)
 
     @property
     def pid(self) -> int:
@@ -89,6 +83,7 @@ class TrainerProcess:
 
         Raises TrainerDiedError, and UserError as ``ask``.
         """
+        self._lines = self._arrived()
         self._send({"plan": dict(plan)})
         wanted = self._reply("attach")
         host, is_new = memory(FlatLayout.of_shapes(wanted["names"], wanted["shapes"]), int(wanted["vectors"]))
@@ -105,7 +100,7 @@ class TrainerProcess:
 
     def close(self) -> None:
         """End the trainer: close the line, and kill it if it does not end. Safe to call twice."""
-        self._line.close()
+        self._close_lines()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(ENDING_S)
         self.kill()
@@ -118,30 +113,56 @@ class TrainerProcess:
             except ProcessLookupError:  # it has not begun its session yet
                 self._process.kill()
         self._process.wait()
-        self._line.close()
+        self._close_lines()
+
+    def _close_lines(self) -> None:
+        self._door.close()
+        for line in self._lines:
+            line.close()
 
     def _send(self, message: Mapping[str, Any], file: int | None = None) -> None:
         try:
-            self._line.send(message, file)
+            for line in self._lines if "ask" not in message else self._lines[:1]:
+                line.send(message, file)
         except LineClosedError:
             raise self._death() from None
+
+    def _arrived(self) -> list[Line]:
+        """Wait for all ranks; return their lines in order. Raises TrainerDiedError."""
+        found: dict[int, Line] = {}
+        try:
+            for _ in range(STARTING_S):
+                while len(found) < self._ranks and (line := self._door.accept(LISTENING_S)) is not None:
+                    hello = line.receive(LISTENING_S)
+                    if hello is not None and "rank" in hello:
+                        found[int(hello["rank"])] = line
+                if len(found) == self._ranks:
+                    return [found[rank] for rank in sorted(found)]
+                if self._process.poll() is not None:
+                    raise self._death()
+        except LineClosedError:
+            raise self._death() from None
+        finally:
+            self._door.close()
+        self.kill()
+        raise TrainerDiedError(f"its process {self.pid} did not begin within {STARTING_S * LISTENING_S:.0f} s")
 
     def _reply(self, kind: str, on_note: OnNote = _goes_on) -> dict[str, Any]:
         waits = 0
         while True:
             try:
-                message = self._line.receive(LISTENING_S)
+                message = self._lines[0].receive(LISTENING_S)
             except LineClosedError:
                 raise self._death() from None
             if message is None:
                 waits += 1
-                if waits >= (SILENT_S if self._has_spoken else STARTING_S):
+                if waits >= SILENT_S:
                     self.kill()
                     raise TrainerDiedError(
                         f"its process {self.pid} gave no sign of life for {waits * LISTENING_S:.0f} s"
                     )
                 continue
-            waits, self._has_spoken = 0, True
+            waits = 0
             if kind in message:
                 found: dict[str, Any] = message[kind]
                 return found
@@ -169,6 +190,6 @@ class TrainerProcess:
         if (code := self._process.poll()) is None:
             self.kill()
             return TrainerDiedError(f"its process {self.pid} closed its line")
-        self._line.close()
+        self._close_lines()
         how = f"was ended by signal {-code}" if code < 0 else f"ended with exit status {code}"
         return TrainerDiedError(f"its process {self.pid} {how}", was_killed=code == -signal.SIGKILL)

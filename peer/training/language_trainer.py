@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -26,15 +27,19 @@ with large_imports():
     from p2ptrain.train.autofit import place
     from p2ptrain.train.batches import CorpusReader
     from p2ptrain.train.compiling import BackgroundCompiler
-    from p2ptrain.train.initial_weights import targets
+    from p2ptrain.train.initial_weights import stage_targets, targets
     from p2ptrain.train.inner import ArrivingStepResult, LanguageModelTask
     from p2ptrain.train.libraries import FOLDER
     from p2ptrain.train.model import flat_model, in_memory
+    from p2ptrain.train.ranks import Mesh, Ranks, launched_ranks
+    from p2ptrain.train.staged import StagedTask
+    from p2ptrain.train.stages import StageModel, stage_model
     from p2ptrain.trainer.attached import Attachment, LogLines
     from p2ptrain.trainer.line import LineClosedError
     from peer.capacity import compiler_fault, explained
     from peer.home import Home
     from peer.initial_weights import load_initial
+    from peer.training.agreement import agree
     from peer.training.plan import VECTORS, TrainerPlan
 
 RESTING_S = 5.0
@@ -44,41 +49,69 @@ READING_S = 0.5
 
 
 class LanguageTrainer:
-    """Answers of the language model's trainer.
+    """Answers of the language model's trainer, or of one of its ranks.
 
-    On the CPU weights and moments are the host vector; a card has its own, copied by ``load`` and ``store``.
+    Where nobody else has the same weights, a rank on the CPU computes in the host vector. Others, as cards, copy its
+    weights by ``load`` and ``store``.
 
     Args:
         attachment: this process's place at its node.
         plan: what to train, and with what.
+        ranks: this process's place among several; None: it is alone.
     """
 
-    def __init__(self, attachment: Attachment, plan: TrainerPlan) -> None:
+    def __init__(self, attachment: Attachment, plan: TrainerPlan, ranks: Ranks | None = None) -> None:
         torch.set_num_threads(plan.threads)
-        device = accelerator.choose_device(plan.device)
+        device = accelerator.choose_device(plan.devices[0 if ranks is None else ranks.rank])
         home = Home(Path(plan.home))
         signed = home.load_manifest(None)
         assert signed is not None, "the node saved it"
         manifest, training = signed.manifest, signed.manifest.training
         files = (plan.path("data"), plan.path("tokenizer"))
         corpus = open_corpus(manifest, cache_directory(), *files, template_file=plan.path("template"))
+        rest = corpus, training, manifest.run.tokens, CorpusReader(manifest.run.seed, plan.peer)
         with explained(device):
-            model = flat_model(manifest.model, manifest.run.seed, device)
+            stage: StageModel | None = None
+            if ranks is None:
+                model = flat_model(manifest.model, manifest.run.seed, device)
+                whole = model.layout
+            else:
+                agreed = agree(ranks, manifest, device, plan.activation_bytes, plan.most_sequences)
+                stage = stage_model(manifest.model, manifest.run.seed, device, agreed.stages[ranks.stage])
+                model, whole = stage.flat, stage.whole
             if plan.begins:
-                load_initial(manifest, home, plan.path("weights"), targets(model))
-            found = place(model, manifest.model, training, plan.activation_bytes, corpus.is_packed)
-            placement = replace(found, micro_batch=min(found.micro_batch, plan.most_sequences))
-            host, is_new = attachment.host_vector(model.layout, len(VECTORS))
-            theta, first, second, displacement = (host.vector(number) for number in range(len(VECTORS)))
-            if is_new:
+                load_initial(
+                    manifest, home, plan.path("weights"), targets(model) if stage is None else stage_targets(stage)
+                )
+            if stage is None:
+                placement = place(model, manifest.model, training, plan.activation_bytes, corpus.is_packed)
+                placement = replace(placement, micro_batch=min(placement.micro_batch, plan.most_sequences))
+            host, is_new = attachment.host_vector(whole, len(VECTORS))
+            begin = 0 if stage is None else stage.offset
+            self._piece = slice(begin, begin + model.layout.total)
+            """Of the host vector, which this rank trains."""
+            vectors = [host.vector(number)[self._piece] for number in range(len(VECTORS))]
+            theta, first, second, self._displacement = vectors
+            self._stores = ranks is None or ranks.replica == 0
+            if is_new and self._stores:
                 theta.copy_(model.theta)
-            is_shared = device.type == "cpu" and plan.shares
-            model = in_memory(model, theta) if is_shared else model
+            is_shared = device.type == "cpu" and plan.shares and self._stores
+            if is_shared:
+                model = in_memory(model, theta)
+                stage = None if stage is None else replace(stage, flat=model)
             moments = (first, second) if is_shared else None
-            reader = CorpusReader(manifest.run.seed, plan.peer)
-            self._task = LanguageModelTask(model, corpus, training, manifest.run.tokens, reader, placement, moments)
+            self._task: LanguageModelTask
+            if stage is None or ranks is None:
+                self._task = LanguageModelTask(model, *rest, placement, moments)
+            else:
+                self._task = StagedTask(stage, ranks, *rest, agreed.placement, agreed.counts, moments)
+        self._ranks = ranks
         self._vectors = None if is_shared else (theta, first, second)
-        self._displacement = displacement
+        shares = [is_shared] if ranks is None else ranks.gather(is_shared)  # and all have written their weights
+        self._shares = all(shares)
+        self._device_name = " + ".join(plan.devices)
+        if ranks is not None and ranks.mesh.replicas > 1:
+            self._device_name += f" ({ranks.mesh})"
         self._attachment = attachment
         self._tokens = training.tokens_per_step
         self._results: deque[ArrivingStepResult] = deque()
@@ -105,7 +138,7 @@ class LanguageTrainer:
 
     def begin(self) -> dict[str, Any]:
         """Return the first answer."""
-        return {"guessing": self._tried.guessing, "shares": self._vectors is None, **self._state()}
+        return {"guessing": self._tried.guessing, "shares": self._shares, **self._state()}
 
     def step(self, progress: float, remaining_s: float | None) -> dict[str, Any]:
         """Make one inner step; return the losses that have arrived, of this step or of earlier ones, in order.
@@ -140,7 +173,7 @@ class LanguageTrainer:
 
     def store(self, moments: bool) -> dict[str, Any]:
         """Copy the weights, and perhaps the moments, to the host vector, where they are not that already."""
-        if self._vectors is not None:
+        if self._vectors is not None and self._stores:
             self._vectors[0].copy_(self._task.theta)
             if moments:
                 state = self._task.state_dict()
@@ -150,15 +183,20 @@ class LanguageTrainer:
 
     def add(self, start: int, stop: int) -> dict[str, Any]:
         """Add a piece of the host vector's displacement to the weights."""
-        self._task.theta[start:stop].add_(self._displacement[start:stop].to(self._task.theta.device))
+        begin, end = (min(max(each - self._piece.start, 0), len(self._displacement)) for each in (start, stop))
+        self._task.theta[begin:end].add_(self._displacement[begin:end].to(self._task.theta.device))
         return {}
 
     def tried(self) -> dict[str, Any]:
         """Read a short held-out loss, as for a donor's weights."""
+        if not self._stores:  # one replica reads
+            return {}
         return {"loss": self._tried.loss()}
 
     def held_out(self, most_tokens: int, patience_s: float | None) -> dict[str, Any]:
         """Read the held-out loss, until the node has enough."""
+        if not self._stores:
+            return {}
         next_note = 0.0
 
         def goes_on(read: int, wanted: int) -> bool:
@@ -190,7 +228,7 @@ class LanguageTrainer:
         task, counters = self._task, self._task.counters()
         return {
             "figures": {
-                "device_name": task.device_name,
+                "device_name": self._device_name,
                 "parameter_count": task.parameter_count,
                 "computes_in": task.computes_in,
                 "skipped_steps": task.skipped_steps,
@@ -207,11 +245,20 @@ class LanguageTrainer:
 
 def live(attachment: Attachment) -> None:
     """Train until the node closes the line. Raises UserError."""
-    trainer = LanguageTrainer(attachment, TrainerPlan.model_validate(attachment.plan()))
+    plan, ranks = TrainerPlan.model_validate_json(json.dumps(attachment.plan())), None
+    if launched_ranks() > 1:
+        on_cards = all(each.startswith("cuda") for each in plan.devices)
+        ranks = Ranks(Mesh.of(len(plan.devices), plan.stages), "cpu:gloo,cuda:nccl" if on_cards else "gloo")
+    trainer = LanguageTrainer(attachment, plan, ranks)
     names = ("step", "losses", "restore", "load", "store", "add", "tried", "held_out", "sample")
     answers: Mapping[str, Any] = {name: getattr(trainer, name) for name in names}
     with trainer.compiler:
-        attachment.serve(trainer.begin(), answers)
+        if ranks is None:
+            attachment.serve(trainer.begin(), answers)
+        elif ranks.rank == 0:
+            attachment.serve(trainer.begin(), {name: ranks.together(name, each) for name, each in answers.items()})
+        else:
+            ranks.follow(answers)
 
 
 def main() -> int:

@@ -20,9 +20,12 @@ class TrainerPlan(BaseModel):
 
     home: str
     peer: PeerId
-    device: str
+    devices: tuple[str, ...]
+    """Of the ranks, in order."""
+    stages: int
+    """Of each replica; the ranks are replicas x stages."""
     threads: int
-    """Of torch."""
+    """Of torch, of each rank."""
     activation_bytes: int
     """Host memory for activations, as ``autofit.place`` takes it."""
     most_sequences: int

@@ -30,7 +30,7 @@ from p2ptrain.trainer.host_vector import HostVector
 from p2ptrain.trainer.process import OnNote, TrainerDiedError, TrainerProcess
 from peer.training.plan import TrainerPlan
 
-COMMAND = (sys.executable, "-P", "-m", "peer.training.language_trainer")
+PYTHON = (sys.executable, "-P", "-m")
 PAUSES_S = (1.0, 300.0)
 """First and longest pause in seconds before a trainer is started again. Guess: how long a full memory stays full."""
 LASTING_S = 600.0
@@ -62,7 +62,6 @@ class RemoteTask:
         plan: what to train.
         notebook: receives a note when a trainer dies, and when it has been replaced.
         is_stopping: whether the owner stops the peer; nobody waits for a trainer then.
-        command: the trainer's program.
     """
 
     def __init__(
@@ -70,7 +69,6 @@ class RemoteTask:
         plan: TrainerPlan,
         notebook: Notebook,
         is_stopping: Callable[[], bool],
-        command: tuple[str, ...] = COMMAND,
     ) -> None:
         self.layout: FlatLayout
         self.theta: Tensor
@@ -81,7 +79,6 @@ class RemoteTask:
         self._plan = plan
         self._notebook = notebook
         self._is_stopping = is_stopping
-        self._command = command
         self._host: HostVector | None = None
         self._state: dict[str, Any] = {}
         self._steps: deque[RemoteStep] = deque()
@@ -148,7 +145,9 @@ class RemoteTask:
 
     def _started(self) -> tuple[TrainerProcess, dict[str, Any]]:
         """Return a trainer and its first answer. Raises TrainerDiedError and UserError."""
-        trainer = TrainerProcess(self._command, self._notebook)
+        ranks = len(self._plan.devices)
+        program = ("peer.training.language_trainer",) if ranks == 1 else ("peer.training.launch", str(ranks))
+        trainer = TrainerProcess((*PYTHON, *program), self._notebook, ranks)
         try:
             return trainer, trainer.attach(self._plan.model_dump(mode="json"), self._memory)
         except BaseException:

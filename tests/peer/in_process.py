@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ class InProcessTrainer:
 
     pid = 0
 
-    def __init__(self, command: Sequence[str], notebook: Notebook) -> None:
+    def __init__(self, command: Sequence[str], notebook: Notebook, ranks: int = 1) -> None:
         self.note = notebook.note
         self._trainer: LanguageTrainer | None = None
         self._on_note: OnNote = lambda note: True
@@ -28,7 +29,7 @@ class InProcessTrainer:
 
     def attach(self, plan: Mapping[str, Any], memory: Memory) -> dict[str, Any]:
         self._memory = memory
-        self._trainer = LanguageTrainer(self, TrainerPlan.model_validate(plan))  # type: ignore[arg-type]  # a fake
+        self._trainer = LanguageTrainer(self, TrainerPlan.model_validate_json(json.dumps(plan)))  # type: ignore[arg-type]  # a fake
         self._trainer.compiler.__enter__()
         return self._trainer.begin()
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from in_process import InProcessTrainer
@@ -33,11 +34,12 @@ STEPS = 6
 def plan(tmp_path: Path, signed_run: Callable[..., SignedManifest]) -> TrainerPlan:
     home = Home(tmp_path / "home")
     home.path.mkdir()
-    home.save_manifest(signed_run())
+    home.save_manifest(signed_run(model__config__num_hidden_layers=2))
     return TrainerPlan(
         home=str(home.path),
         peer=Identity.load_or_create(home.identity).peer_id,
-        device="cpu",
+        devices=("cpu",),
+        stages=1,
         threads=1,
         activation_bytes=10**9,
         most_sequences=4,
@@ -75,6 +77,11 @@ def wait_for_return(task: RemoteTask) -> None:
         time.sleep(0.02)
 
 
+def step_on(task: RemoteTask) -> None:
+    while True:
+        task.inner_step(0.0)
+
+
 def trained(plan: TrainerPlan) -> tuple[list[float], torch.Tensor, dict[str, torch.Tensor], float]:
     """Return the losses of some steps, theta, the rest of the state, and the held-out loss."""
     with started(plan) as task:
@@ -95,6 +102,33 @@ def test_it_computes_what_the_same_task_in_this_process_does(plan, monkeypatch, 
         assert each[3] == held_out
         for name, tensor in state.items():
             assert torch.equal(each[2][name], tensor)
+
+
+@pytest.mark.parametrize(("devices", "stages"), [(2, 2), (2, 1)])
+def test_two_ranks_compute_what_one_process_does_up_to_rounding(plan, monkeypatch, in_own_process, devices, stages):
+    losses, theta, state, held_out = trained(plan.model_copy(update={"devices": ("cpu",) * devices, "stages": stages}))
+    alone = trained(plan)
+    assert losses == pytest.approx(alone[0], rel=1e-5)
+    assert held_out == pytest.approx(alone[3], rel=1e-5)
+    assert (theta - alone[1]).norm() < 1e-4 * alone[1].norm()
+    for name, tensor in alone[2].items():
+        assert (state[name] - tensor).double().norm() <= 1e-3 * tensor.double().norm()
+
+
+def test_a_rank_that_is_killed_takes_the_others_with_it_and_all_return(plan, monkeypatch, in_own_process):
+    monkeypatch.setattr(remote_task, "PAUSES_S", (0.01, 0.01))
+    with started(plan.model_copy(update={"devices": ("cpu", "cpu"), "stages": 2})) as task:
+        before = task.inner_step(0.0).loss
+        assert task.pid is not None
+        children = psutil.Process(task.pid).children(recursive=True)
+        ranks = [each for each in children if "peer.training.language_trainer" in each.cmdline()]
+        assert len(ranks) == 2
+        ranks[1].kill()
+        with pytest.raises(TrainerAwayError):
+            step_on(task)
+        assert not any(each.is_running() for each in ranks)
+        wait_for_return(task)
+        assert task.inner_step(0.0).loss < before
 
 
 def test_a_killed_trainer_is_replaced_and_goes_on_where_it_was(plan, monkeypatch, in_own_process):
@@ -154,7 +188,7 @@ def test_a_held_out_loss_waits_for_a_trainer_and_ends_when_told(plan, monkeypatc
 def test_a_fault_of_the_owner_is_raised_as_one(plan, in_own_process):
     from p2ptrain.base.errors import UserError
 
-    with pytest.raises(UserError) as caught, started(plan.model_copy(update={"device": "cuda:9"})):
+    with pytest.raises(UserError) as caught, started(plan.model_copy(update={"devices": ("cuda:9",)})):
         pass
     assert "cuda" in caught.value.problem
     assert caught.value.remedy

@@ -108,7 +108,7 @@ def test_a_frozen_trainer_is_ended(monkeypatch):
 
 def test_a_trainer_without_its_node_ends_within_seconds():
     with Node().trainer() as trainer:
-        trainer._line.close()
+        trainer._close_lines()
         until = time.monotonic() + 20
         while trainer._process.poll() is None and time.monotonic() < until:
             time.sleep(0.01)
