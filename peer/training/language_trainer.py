@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -44,6 +45,9 @@ with large_imports():
 
 RESTING_S = 5.0
 """Seconds without a step after which the compiler rests, too. Guess: the longest exchange that a recipe waits for."""
+KILLED_FIRST = "500"
+"""Added to this process's share of the memory, in thousandths, where the system chooses what to kill (proc(5)): after
+the compiler, before the node."""
 READING_S = 0.5
 """Seconds between two notes of how far the held-out text is read."""
 
@@ -263,6 +267,8 @@ def live(attachment: Attachment) -> None:
 
 def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a service manager stops all processes; the node still saves
+    with contextlib.suppress(OSError):  # not Linux, or /proc is read-only
+        Path("/proc/self/oom_score_adj").write_text(KILLED_FIRST, encoding="ascii")
     attachment = Attachment.of_environment()
     logging.getLogger().addHandler(LogLines(attachment))
     try:
