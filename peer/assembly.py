@@ -27,9 +27,11 @@ from p2ptrain.ports import Clock, Notebook
 from p2ptrain.swarm import Counters, Peer, SwarmRules
 from p2ptrain.swarm.events import Event
 from p2ptrain.swarm.rules import SEARCH_PATIENCE_S
+from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES
 from p2ptrain.train.evaluate import HeldOutLoss
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.loop import Hooks, Signals, train
+from p2ptrain.train.ranks import Mesh
 from p2ptrain.train.rules import Sizes, codecs_of, fragments_of, learner_rules, matrices_of, swarm_rules
 from p2ptrain.train.tasks import PeerLearner, PeerTask
 from peer.capacity import activation_bytes, check_memory, installed_memory
@@ -39,9 +41,10 @@ from peer.owner.settings import CompileMode
 from peer.session_recorder import SessionRecorder
 from peer.start_options import StartOptions
 from peer.team.compiling import TeamCompilers
-from peer.team.devices import check_team, rank_threads
+from peer.team.devices import check_team
 from peer.team.generations import Team, TeamFiles
 from peer.team.lan_options import listener_for, other_ranks
+from peer.training.devices import mesh_of, rank_threads
 from peer.training.plan import TrainerPlan
 from peer.training.remote_task import RemoteTask
 
@@ -136,8 +139,8 @@ def build(
     """
     manifest, team = signed.manifest, None
     others = other_ranks(options.team, options.at, devices)
-    if len(devices) + len(others) > 1 or (options.stages or 1) > 1:
-        memory_bytes = min(options.memory_bytes, installed_memory())
+    memory_bytes, mesh = min(options.memory_bytes, installed_memory()), Mesh()
+    if others:
         mesh = check_team(manifest, devices, options.stages, memory_bytes, len(others))
         files = TeamFiles(options.data, options.tokenizer, options.weights, options.template)
         threads = rank_threads(devices)
@@ -146,6 +149,8 @@ def build(
         compilers = TeamCompilers(options.compile, limit, log)
         team = Team(mesh, devices, home, identity.peer_id, signed, files, threads, log, compilers, is_stopping, lan=lan)
         stack.enter_context(closing(team))
+    elif len(devices) > 1 or (options.stages or 1) > 1:
+        mesh = mesh_of(manifest, devices, options.stages, memory_bytes)
     else:
         check_memory(manifest, devices[0])
         activation_bytes(manifest, devices[0], options.memory_bytes)
@@ -163,7 +168,7 @@ def build(
     if (warning := repetition(manifest, corpus.split.train_tokens)) is not None:
         log.note("text repeats", why=warning)
     if team is None:
-        parts = _alone(options, devices[0], home, identity.peer_id, signed, log, stack, is_stopping)
+        parts = _trained(options, devices, mesh, home, identity.peer_id, signed, log, stack, is_stopping)
     else:
         found = team.start(corpus)
         team.lead()
@@ -203,9 +208,10 @@ def build(
     return TrainingSession(new_core, record, team)
 
 
-def _alone(
+def _trained(
     options: PeerOptions,
-    device: torch.device,
+    devices: Sequence[torch.device],
+    mesh: Mesh,
     home: Home,
     peer: PeerId,
     signed: SignedManifest,
@@ -217,7 +223,10 @@ def _alone(
     manifest = signed.manifest
     checkpoints = Checkpoints(home.checkpoints)
     found = checkpoints.load_latest()
-    cpu_bytes = activation_bytes(manifest, device, options.memory_bytes)
+    if len(devices) == 1:
+        cpu_bytes = activation_bytes(manifest, devices[0], options.memory_bytes)
+    else:
+        cpu_bytes = CPU_ACTIVATION_BYTES // max(1, sum(each.type == "cpu" for each in devices))
 
     def named(path: Path | None) -> str | None:
         return None if path is None else str(path.absolute())
@@ -225,9 +234,9 @@ def _alone(
     plan = TrainerPlan(
         home=str(home.path.absolute()),
         peer=peer,
-        devices=(str(device),),
-        stages=1,
-        threads=torch.get_num_threads(),
+        devices=tuple(map(str, devices)),
+        stages=mesh.stages,
+        threads=rank_threads(devices),
         activation_bytes=cpu_bytes,
         most_sequences=manifest.training.sequences_per_step,
         data=named(options.data),

@@ -1,0 +1,79 @@
+"""Names of a peer's devices, and the checks that a run can be trained on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from p2ptrain.base.device_names import DEVICES_NAME, DEVICES_WORDS
+from p2ptrain.base.errors import DeviceError
+from p2ptrain.manifest import Manifest
+from p2ptrain.train import accelerator
+from p2ptrain.train.ranks import Mesh
+from p2ptrain.train.stages import divisors_down
+from peer.capacity import StagePlace, check_team_memory
+
+
+def choose_devices(names: str) -> list[torch.device]:
+    """Return the devices of these names, separated by commas, in their order; ``all``: all cards of one kind.
+
+    The first one becomes the current device of this thread. Raises DeviceError if one is missing, unusable or named
+    twice; the CPU may be.
+    """
+    names = names.replace(" ", "")
+    if DEVICES_NAME.fullmatch(names) is None:
+        raise DeviceError(f"There is no device {names!r}.", f"Name devices as follows: {DEVICES_WORDS}.")
+    parts = names.split(",")
+    if len(parts) > 1 and "auto" in parts:
+        raise DeviceError(f"{names!r} lets this machine choose one of several devices.", "Name each device.")
+    if names == "all":
+        parts = _all_cards()
+    chosen = [accelerator.choose_device(name) for name in reversed(parts)][::-1]  # the first one last: it is current
+    places = [(each.type, each.index or 0) for each in chosen]
+    for device, place in zip(chosen, places, strict=True):
+        if device.type != "cpu" and places.count(place) > 1:
+            raise DeviceError(f"The device {device} is named twice in {names!r}.", "Name each card once.")
+    return chosen
+
+
+def _all_cards() -> list[str]:
+    for kind in accelerator.KINDS:
+        if found := accelerator.cards(kind):
+            return [str(each) for each in found]
+    raise DeviceError("This machine has no card that torch can use, so `all` names no device.", "Name the CPU: cpu.")
+
+
+def mesh_of(manifest: Manifest, devices: Sequence[torch.device], stages: int | None, memory_bytes: float) -> Mesh:
+    """Return the mesh of ranks on these devices. Raises DeviceError if they cannot train the run in so much memory.
+
+    ``stages``: of a replica; None: as many as possible, since each holds the less.
+    """
+    ranks, sequences = len(devices), manifest.training.sequences_per_step
+    if ranks > sequences:
+        raise DeviceError(
+            f"The run's inner steps have {sequences} sequences, too few for {ranks} devices.",
+            f"Use at most {sequences}.",
+        )
+    blocks = manifest.model.config.num_hidden_layers
+    possible = [each for each in divisors_down(ranks) if each <= blocks]
+    stages = possible[0] if stages is None else stages
+    remedy = f"Choose the number of stages among {', '.join(map(str, reversed(possible)))}."
+    if ranks % stages:
+        raise DeviceError(f"{stages} stages do not divide {ranks} device{'s' if ranks > 1 else ''}.", remedy)
+    if stages > blocks:
+        raise DeviceError(f"The run's model has {blocks} layers, too few for {stages} stages.", remedy)
+    mesh = Mesh.of(ranks, stages)
+    check_team_memory(manifest, [_place(each) for each in devices], int(memory_bytes), mesh.replicas)
+    return mesh
+
+
+def _place(device: torch.device) -> StagePlace:
+    if device.type == "cpu" or accelerator.shares_host_memory(device):
+        return StagePlace(str(device))
+    return StagePlace(str(device), accelerator.free_bytes(device))
+
+
+def rank_threads(devices: Sequence[torch.device]) -> int:
+    """Return torch's threads of each rank: an equal share of those that a single process would use."""
+    return max(1, torch.get_num_threads() // max(1, sum(each.type == "cpu" for each in devices)))
