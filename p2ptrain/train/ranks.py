@@ -82,18 +82,22 @@ class Ranks:
     """This process's place in the mesh, and its collectives.
 
     Args:
-        mesh: of all ranks.
         backend: of the collectives on devices' tensors, as ``torch.distributed.init_process_group`` takes it.
     """
 
-    def __init__(self, mesh: Mesh, backend: str = "gloo") -> None:
+    def __init__(self, backend: str = "gloo") -> None:
         if not dist.is_initialized():
             dist.init_process_group(backend, timeout=PATIENCE)
-        self.rank, self.size, self.mesh = dist.get_rank(), dist.get_world_size(), mesh
-        if self.size != mesh.ranks:
-            raise ValueError(f"{self.size} ranks cannot be {mesh}")
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.mesh = Mesh(1, self.size)
         self._host = dist.new_group(backend="gloo", timeout=PATIENCE)
         """All ranks, for tensors on the host."""
+
+    def arrange(self, mesh: Mesh) -> None:
+        """Arrange the ranks, a collective of all. Raises ValueError if there are more or fewer."""
+        if self.size != mesh.ranks:
+            raise ValueError(f"{self.size} ranks cannot be {mesh}")
+        self.mesh = mesh
         pipelines = [range(first, first + mesh.stages) for first in range(0, mesh.ranks, mesh.stages)]
         columns = [range(stage, mesh.ranks, mesh.stages) for stage in range(mesh.stages)]
         self.pipeline, self._pipeline_host = self._part(pipelines)
@@ -117,6 +121,16 @@ class Ranks:
         return self.mesh.replica(self.rank)
 
     # --- all ranks ----------------------------------------------------------------------------------------------------
+
+    def share(self, value: Json) -> Any:
+        """Return what rank 0 gives."""
+        data = _bytes(value)
+        length = torch.tensor([len(data)])
+        dist.broadcast(length, src=0, group=self._host)
+        if self.rank:
+            data = torch.zeros(_checked(int(length)), dtype=torch.uint8)
+        dist.broadcast(data, src=0, group=self._host)
+        return json.loads(bytes(data))
 
     def gather(self, value: Json) -> list[Any]:
         """Return what each rank gives, in order."""
@@ -143,9 +157,7 @@ class Ranks:
         """Return rank 0's answer to a question, which all ranks then answer; see ``follow``."""
 
         def answered(**arguments: Json) -> Any:
-            data = _bytes([name, arguments])
-            dist.broadcast(torch.tensor([len(data)]), src=0, group=self._host)
-            dist.broadcast(data, src=0, group=self._host)
+            self.share([name, arguments])
             return answer(**arguments)
 
         return answered
@@ -153,12 +165,16 @@ class Ranks:
     def follow(self, answers: Mapping[str, Answer]) -> None:
         """Answer what rank 0 answers, until it ends: a RuntimeError then comes from a collective."""
         while True:
-            length = torch.zeros(1, dtype=torch.int64)
-            dist.broadcast(length, src=0, group=self._host)
-            data = torch.zeros(_checked(int(length)), dtype=torch.uint8)
-            dist.broadcast(data, src=0, group=self._host)
-            name, arguments = json.loads(bytes(data))
+            name, arguments = self.share(None)
             answers[name](**arguments)
+
+    def send_to(self, values: Tensor, rank: int) -> None:
+        """Send values on the host to another rank."""
+        dist.send(values, rank, group=self._host)
+
+    def receive_from(self, buffer: Tensor, rank: int) -> None:
+        """Fill a contiguous buffer on the host with what another rank sends."""
+        dist.recv(buffer, rank, group=self._host)
 
     # --- this replica's stages, this stage's replicas -----------------------------------------------------------------
 

@@ -22,8 +22,10 @@ from p2ptrain.base.imports import large_imports
 with large_imports():
     import torch
 
+    from p2ptrain.base.telemetry import MemoryLog
     from p2ptrain.data.corpus import open_corpus
     from p2ptrain.data.stream import cache_directory
+    from p2ptrain.manifest import Manifest, SignedManifest
     from p2ptrain.train import accelerator
     from p2ptrain.train.autofit import place
     from p2ptrain.train.batches import CorpusReader
@@ -41,8 +43,10 @@ with large_imports():
     from peer.home import Home
     from peer.initial_weights import load_initial
     from peer.training.agreement import agree
-    from peer.training.plan import VECTORS, TrainerPlan
+    from peer.training.plan import REMOTE, VECTORS, RemotePlan, TrainerPlan
 
+ANSWERS = ("step", "losses", "restore", "load", "store", "add", "tried", "held_out", "sample")
+"""Questions that a trainer answers, by methods of these names."""
 RESTING_S = 5.0
 """Seconds without a step after which the compiler rests, too. Guess: the longest exchange that a recipe waits for."""
 KILLED_FIRST = "500"
@@ -59,18 +63,18 @@ class LanguageTrainer:
     weights by ``load`` and ``store``.
 
     Args:
-        attachment: this process's place at its node.
+        attachment: this process's place at its node; None: the node is on another computer, with rank 0.
         plan: what to train, and with what.
+        manifest: the run's.
         ranks: this process's place among several; None: it is alone.
     """
 
-    def __init__(self, attachment: Attachment, plan: TrainerPlan, ranks: Ranks | None = None) -> None:
+    def __init__(
+        self, attachment: Attachment | None, plan: TrainerPlan, manifest: Manifest, ranks: Ranks | None = None
+    ) -> None:
         torch.set_num_threads(plan.threads)
         device = accelerator.choose_device(plan.devices[0 if ranks is None else ranks.rank])
-        home = Home(Path(plan.home))
-        signed = home.load_manifest(None)
-        assert signed is not None, "the node saved it"
-        manifest, training = signed.manifest, signed.manifest.training
+        home, training = Home(Path(plan.home)), manifest.training
         files = (plan.path("data"), plan.path("tokenizer"))
         corpus = open_corpus(manifest, cache_directory(), *files, template_file=plan.path("template"))
         rest = corpus, training, manifest.run.tokens, CorpusReader(manifest.run.seed, plan.peer)
@@ -90,16 +94,21 @@ class LanguageTrainer:
             if stage is None:
                 placement = place(model, manifest.model, training, plan.activation_bytes, corpus.is_packed)
                 placement = replace(placement, micro_batch=min(placement.micro_batch, plan.most_sequences))
-            host, is_new = attachment.host_vector(whole, len(VECTORS))
             begin = 0 if stage is None else stage.offset
             self._piece = slice(begin, begin + model.layout.total)
             """Of the host vector, which this rank trains."""
-            vectors = [host.vector(number)[self._piece] for number in range(len(VECTORS))]
+            self._host, is_new = (None, True) if attachment is None else attachment.host_vector(whole, len(VECTORS))
+            if ranks is not None:
+                is_new = ranks.share(is_new)
+            if self._host is None:
+                vectors = [torch.zeros(model.layout.total) for _ in VECTORS]
+            else:
+                vectors = [self._host.vector(number)[self._piece] for number in range(len(VECTORS))]
             theta, first, second, self._displacement = vectors
             self._stores = ranks is None or ranks.replica == 0
             if is_new and self._stores:
                 theta.copy_(model.theta)
-            is_shared = device.type == "cpu" and plan.shares and self._stores
+            is_shared = device.type == "cpu" and plan.shares and self._stores and self._host is not None
             if is_shared:
                 model = in_memory(model, theta)
                 stage = None if stage is None else replace(stage, flat=model)
@@ -110,12 +119,18 @@ class LanguageTrainer:
             else:
                 self._task = StagedTask(stage, ranks, *rest, agreed.placement, agreed.counts, moments)
         self._ranks = ranks
+        self._copies = vectors
         self._vectors = None if is_shared else (theta, first, second)
-        shares = [is_shared] if ranks is None else ranks.gather(is_shared)  # and all have written their weights
-        self._shares = all(shares)
-        self._device_name = " + ".join(plan.devices)
+        own = is_shared, str(device), self._host is None, self._piece.start, self._piece.stop
+        all_ranks = [own] if ranks is None else ranks.gather(own)  # and all have written their weights
+        self._shares = all(each[0] for each in all_ranks)
+        self._device_name = " + ".join(each[1] for each in all_ranks)
         if ranks is not None and ranks.mesh.replicas > 1:
             self._device_name += f" ({ranks.mesh})"
+        self._remote = [(rank, slice(*each[3:])) for rank, each in enumerate(all_ranks) if each[2]]
+        """Ranks on other computers, and their pieces of the host vector."""
+        if is_new:
+            self._bring(range(1))
         self._attachment = attachment
         self._tokens = training.tokens_per_step
         self._results: deque[ArrivingStepResult] = deque()
@@ -132,9 +147,9 @@ class LanguageTrainer:
         self.compiler = BackgroundCompiler(
             self._task,
             manifest.model,
-            plan.compile,
+            plan.compile if ranks is None else "off",
             cache_directory() / FOLDER,
-            attachment,
+            attachment or MemoryLog(1),
             self._is_training,
             lambda: self._remaining_s,
             obstacle,
@@ -161,6 +176,7 @@ class LanguageTrainer:
     def restore(self, counters: list[int], loss_scale: list[float]) -> dict[str, Any]:
         """Go on with the weights and moments of the host vector and these counters."""
         own = self._task.state_dict()
+        self._fetch(range(3))
         if self._vectors is not None:
             theta, own["first_moment"], own["second_moment"] = self._vectors
             self._task.theta.copy_(theta)
@@ -171,6 +187,7 @@ class LanguageTrainer:
 
     def load(self) -> dict[str, Any]:
         """Copy the weights from the host vector, where they are not that already."""
+        self._fetch(range(1))
         if self._vectors is not None:
             self._task.theta.copy_(self._vectors[0])
         return {}
@@ -183,10 +200,12 @@ class LanguageTrainer:
                 state = self._task.state_dict()
                 self._vectors[1].copy_(state["first_moment"])
                 self._vectors[2].copy_(state["second_moment"])
+        self._bring(range(3 if moments else 1))
         return self._state()
 
     def add(self, start: int, stop: int) -> dict[str, Any]:
         """Add a piece of the host vector's displacement to the weights."""
+        self._fetch(range(3, 4))
         begin, end = (min(max(each - self._piece.start, 0), len(self._displacement)) for each in (start, stop))
         self._task.theta[begin:end].add_(self._displacement[begin:end].to(self._task.theta.device))
         return {}
@@ -201,14 +220,15 @@ class LanguageTrainer:
         """Read the held-out loss, until the node has enough."""
         if not self._stores:
             return {}
-        next_note = 0.0
+        next_note, attachment = 0.0, self._attachment
 
         def goes_on(read: int, wanted: int) -> bool:
             nonlocal next_note
+            assert attachment is not None  # rank 0 decides
             if (now := time.monotonic()) >= next_note:
                 next_note = now + READING_S
-                self._attachment.say(read=read, wanted=wanted)
-            return not self._attachment.has_enough()
+                attachment.say(read=read, wanted=wanted)
+            return not attachment.has_enough()
 
         found = self._task.held_out_loss(most_tokens, math.inf if patience_s is None else patience_s, goes_on)
         value = found.value if math.isfinite(found.value) else None
@@ -217,6 +237,24 @@ class LanguageTrainer:
     def sample(self, new_tokens: int) -> dict[str, Any]:
         """Write a text."""
         return {"text": self._task.sample(new_tokens)}
+
+    def _fetch(self, numbers: range) -> None:
+        """Let ranks on other computers have their pieces of some of the host vectors."""
+        for rank, piece in self._remote:
+            for number in numbers:
+                if self._host is not None and self._ranks is not None and self._ranks.rank == 0:
+                    self._ranks.send_to(self._host.vector(number)[piece], rank)
+                elif self._ranks is not None and self._ranks.rank == rank:
+                    self._ranks.receive_from(self._copies[number], 0)
+
+    def _bring(self, numbers: range) -> None:
+        """Write the pieces of ranks on other computers to some of the host vectors."""
+        for rank, piece in self._remote:
+            for number in numbers:
+                if self._host is not None and self._ranks is not None and self._ranks.rank == 0:
+                    self._ranks.receive_from(self._host.vector(number)[piece], rank)
+                elif self._ranks is not None and self._ranks.rank == rank:
+                    self._ranks.send_to(self._copies[number], 0)
 
     def _is_training(self) -> bool:
         return self._is_stepping or time.monotonic() - self._stepped_at < RESTING_S
@@ -247,41 +285,74 @@ class LanguageTrainer:
         }
 
 
-def live(attachment: Attachment) -> None:
+def _planned(given: Mapping[str, Any]) -> TrainerPlan:
+    return TrainerPlan.model_validate_json(json.dumps(given))
+
+
+def _run_of(plan: TrainerPlan) -> SignedManifest:
+    signed = Home(Path(plan.home)).load_manifest(None)
+    assert signed is not None, "the node saved it"
+    return signed
+
+
+def _own(plan: TrainerPlan, rank: int) -> TrainerPlan:
+    """Return the plan of a rank on another computer, with what that computer's owner has named."""
+    own = RemotePlan.model_validate_json(os.environ[REMOTE])
+    devices = tuple(own.device if each == rank else name for each, name in enumerate(plan.devices))
+    return plan.model_copy(update={**own.model_dump(exclude={"device"}), "devices": devices})
+
+
+def live(attachment: Attachment | None) -> None:
     """Train until the node closes the line. Raises UserError."""
-    plan, ranks = TrainerPlan.model_validate_json(json.dumps(attachment.plan())), None
-    if launched_ranks() > 1:
-        on_cards = all(each.startswith("cuda") for each in plan.devices)
-        ranks = Ranks(Mesh.of(len(plan.devices), plan.stages), "cpu:gloo,cuda:nccl" if on_cards else "gloo")
-    trainer = LanguageTrainer(attachment, plan, ranks)
-    names = ("step", "losses", "restore", "load", "store", "add", "tried", "held_out", "sample")
-    answers: Mapping[str, Any] = {name: getattr(trainer, name) for name in names}
-    with trainer.compiler:
-        if ranks is None:
-            attachment.serve(trainer.begin(), answers)
-        elif ranks.rank == 0:
-            attachment.serve(trainer.begin(), {name: ranks.together(name, each) for name, each in answers.items()})
-        else:
-            ranks.follow(answers)
+    if launched_ranks() == 1:
+        assert attachment is not None
+        plan = _planned(attachment.plan())
+        trainer = LanguageTrainer(attachment, plan, _run_of(plan).manifest)
+        with trainer.compiler:
+            attachment.serve(trainer.begin(), {name: getattr(trainer, name) for name in ANSWERS})
+        return
+    given = attachment.plan() if attachment is not None else None
+    ranks = Ranks("cpu:gloo,cuda:nccl" if os.environ.get("P2PTRAIN_BACKEND") == "nccl" else "gloo")
+    plan = _planned(ranks.share(given))
+    run = ranks.share(_run_of(plan).to_bytes().hex() if ranks.rank == 0 else None)
+    if attachment is None:
+        plan = _own(plan, ranks.rank)
+    ranks.arrange(Mesh.of(len(plan.devices), plan.stages))
+    trainer = LanguageTrainer(attachment, plan, SignedManifest.from_bytes(bytes.fromhex(run)).manifest, ranks)
+    answers = {name: getattr(trainer, name) for name in ANSWERS}
+    if ranks.rank == 0:
+        assert attachment is not None
+        attachment.serve(trainer.begin(), {name: ranks.together(name, each) for name, each in answers.items()})
+    else:
+        ranks.follow(answers)
+
+
+def _fail(attachment: Attachment | None, kind: str, error: Exception) -> None:
+    """Say why this process ends, to the node or to the person at this computer."""
+    if attachment is not None:
+        attachment.fail(kind, error)
+    else:
+        sys.stderr.write(f"Error: {error}\n")
 
 
 def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a service manager stops all processes; the node still saves
     with contextlib.suppress(OSError):  # not Linux, or /proc is read-only
         Path("/proc/self/oom_score_adj").write_text(KILLED_FIRST, encoding="ascii")
-    attachment = Attachment.of_environment()
-    logging.getLogger().addHandler(LogLines(attachment))
+    attachment = Attachment.of_environment() if REMOTE not in os.environ else None
+    if attachment is not None:
+        logging.getLogger().addHandler(LogLines(attachment))
     try:
         live(attachment)
     except LineClosedError:
         return 0
     except UserError as error:
-        attachment.fail("user", error)
+        _fail(attachment, "user", error)
     except (RuntimeError, MemoryError) as error:
         is_memory, is_device = accelerator.is_out_of_memory(error), isinstance(error, torch.AcceleratorError)
         if not is_memory and not is_device:
             raise
-        attachment.fail("memory" if is_memory else "device", error)
+        _fail(attachment, "memory" if is_memory else "device", error)
     else:
         return 0
     return 1

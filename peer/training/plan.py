@@ -13,6 +13,24 @@ VECTORS = ("theta", "first_moment", "second_moment", "displacement")
 """Vectors of the host vector, in order. The last one is used with cards alone, piece by piece."""
 
 
+REMOTE = "P2PTRAIN_RANK"
+"""Environment variable with the ``RemotePlan`` of a rank on another computer than its node."""
+
+
+class RemotePlan(BaseModel):
+    """What the owner of another computer says about the rank there; all else is the node's ``TrainerPlan``."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    home: str
+    device: str
+    threads: int
+    data: str | None
+    tokenizer: str | None
+    template: str | None
+    weights: str | None
+
+
 class TrainerPlan(BaseModel):
     """Plan of one trainer. The run is that of the manifest in the home."""
 

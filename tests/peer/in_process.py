@@ -10,7 +10,7 @@ from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.ports import Notebook
 from p2ptrain.trainer.host_vector import HostVector
 from p2ptrain.trainer.process import OnNote
-from peer.training.language_trainer import LanguageTrainer
+from peer.training.language_trainer import LanguageTrainer, _run_of
 from peer.training.plan import TrainerPlan
 
 Memory = Callable[[FlatLayout, int], tuple[HostVector, bool]]
@@ -29,7 +29,8 @@ class InProcessTrainer:
 
     def attach(self, plan: Mapping[str, Any], memory: Memory) -> dict[str, Any]:
         self._memory = memory
-        self._trainer = LanguageTrainer(self, TrainerPlan.model_validate_json(json.dumps(plan)))  # type: ignore[arg-type]  # a fake
+        given = TrainerPlan.model_validate_json(json.dumps(plan))
+        self._trainer = LanguageTrainer(self, given, _run_of(given).manifest)  # type: ignore[arg-type]  # a fake
         self._trainer.compiler.__enter__()
         return self._trainer.begin()
 

@@ -140,7 +140,8 @@ def results(task: LanguageModelTask) -> dict[str, torch.Tensor]:
 
 
 def run(number: int, case: Case, folder: Path) -> None:
-    ranks, manifest, mesh = Ranks(case.mesh), case.manifest, case.mesh
+    ranks, manifest, mesh = Ranks(), case.manifest, case.mesh
+    ranks.arrange(mesh)
     stage = equal_cut(BLOCKS, mesh.stages)[ranks.stage]
     counts = shares(SEQUENCES // MICRO_BATCH, mesh.stages, [1.0] * mesh.replicas)
     task = StagedTask(stage_model(manifest.model, manifest.run.seed, CPU, stage), ranks, *rest(case), counts)
