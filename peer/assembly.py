@@ -239,7 +239,7 @@ def _alone(
         compile=options.compile,
         memory_bytes=None if math.isinf(options.memory_bytes) else options.memory_bytes,
     )
-    task = RemoteTask(plan, log, is_stopping)
+    task = RemoteTask(plan, manifest.training.tokens_per_step, log, is_stopping)
     stack.callback(task.close)
     task.start()
     weight_codec, gradient_codec = codecs_of(manifest.codec)
@@ -254,6 +254,7 @@ def _alone(
         matrices=matrices_of(task.layout, fragments),
         held_out=task,
         fast=task.fast_weights(fragments),
+        ahead=task,
     )
     task.on_return = learner.inbox.wake
 

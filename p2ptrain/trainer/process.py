@@ -100,7 +100,15 @@ class TrainerProcess:
 
         Raises TrainerDiedError, and UserError if the trainer says what its owner must mend.
         """
+        self.post(name, **arguments)
+        return self.answer(on_note)
+
+    def post(self, name: str, **arguments: Any) -> None:
+        """Ask a question; ``answer`` returns the answers in order. Raises TrainerDiedError."""
         self._send({"ask": name, **arguments})
+
+    def answer(self, on_note: OnNote = _goes_on) -> dict[str, Any]:
+        """Return the next answer. Raises as ``ask``."""
         return self._reply("answer", on_note)
 
     def close(self) -> None:

@@ -60,6 +60,7 @@ class RemoteTask:
 
     Args:
         plan: what to train.
+        tokens_per_step: of the run.
         notebook: receives a note when a trainer dies, and when it has been replaced.
         is_stopping: whether the owner stops the peer; nobody waits for a trainer then.
         command: the trainer's program.
@@ -68,6 +69,7 @@ class RemoteTask:
     def __init__(
         self,
         plan: TrainerPlan,
+        tokens_per_step: int,
         notebook: Notebook,
         is_stopping: Callable[[], bool],
         command: tuple[str, ...] = COMMAND,
@@ -83,6 +85,10 @@ class RemoteTask:
         self._is_stopping = is_stopping
         self._command = command
         self._host: HostVector | None = None
+        self.is_ahead = False
+        """Whether the trainer makes a step that ``inner_step`` has not returned."""
+        self.tokens_per_step = tokens_per_step
+        self._next_progress: float | None = None
         self._state: dict[str, Any] = {}
         self._steps: deque[RemoteStep] = deque()
         """Steps whose losses have not arrived."""
@@ -210,6 +216,7 @@ class RemoteTask:
 
     def _ask(self, name: str, on_note: OnNote = lambda note: True, **arguments: Any) -> Any:
         """Ask the trainer. Raises TrainerAwayError, and UserError."""
+        assert not self.is_ahead, "the weights are not at rest"
         if not self.is_ready:
             raise TrainerAwayError
         assert self._trainer is not None
@@ -223,12 +230,31 @@ class RemoteTask:
 
     def inner_step(self, progress: float) -> RemoteStep:
         """Make one step. Raises TrainerAwayError, and DeviceError as ``LanguageModelTask.inner_step``."""
-        answer = self._ask("step", progress=progress, remaining_s=self.remaining_s())
+        if not self.is_ready:
+            raise TrainerAwayError
+        assert self._trainer is not None
+        is_begun, self.is_ahead = self.is_ahead, False
+        next_progress, self._next_progress = self._next_progress, None
+        left_s = self.remaining_s()
+        try:
+            if not is_begun:
+                self._trainer.post("step", progress=progress, remaining_s=left_s)
+            if next_progress is not None:
+                self._trainer.post("step", progress=next_progress, remaining_s=left_s)
+            answer = self._trainer.answer()
+        except TrainerDiedError as died:
+            self._replace(died)
+            raise TrainerAwayError from died
+        self.is_ahead = next_progress is not None
         step = RemoteStep(int(answer["tokens"]), self)
         self._steps.append(step)
         self._take(answer)
         self._take_losses(answer)
         return step
+
+    def follow_with(self, progress: float) -> None:
+        """Let the next ``inner_step`` begin another step after its own (``ports.RunsAhead``)."""
+        self._next_progress = progress
 
     def read_losses(self) -> None:
         """Wait for the losses of all steps."""

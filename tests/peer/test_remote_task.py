@@ -55,7 +55,7 @@ def plan(tmp_path: Path, signed_run: Callable[..., SignedManifest]) -> TrainerPl
 
 @contextmanager
 def started(plan: TrainerPlan, log: MemoryLog | None = None) -> Iterator[RemoteTask]:
-    task = RemoteTask(plan, log or MemoryLog(), lambda: False)
+    task = RemoteTask(plan, 64, log or MemoryLog(), lambda: False)
     try:
         task.start()
         yield task
