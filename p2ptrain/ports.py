@@ -66,8 +66,8 @@ class RunsAhead(Protocol):
     def is_ahead(self) -> bool:
         """Whether it makes a step whose result ``inner_step`` has not returned: nobody else may touch ``theta``."""
 
-    def follow_with(self, progress: float) -> None:
-        """Let the next ``inner_step`` begin another step after its own, at this progress."""
+    def follow_with(self, progress: float | None) -> None:
+        """Let the next ``inner_step`` begin another step after its own, at this progress; None: no other."""
 
 
 class AllGather(Protocol):

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+AHEAD_S = 0.5
+"""Longest inner step, in seconds, after which a trainer begins another one at once. It saves a millisecond, and delays
+a displacement or an owner's stop by a step."""
 REWARM_STEPS = 20
 """Inner steps over which the inner optimizer warms up again after its weights were replaced. AdamW's second moment
 (beta2 .95 to .999) needs tens to hundreds of steps; its bias correction bounds the step size from the start. Guess:
@@ -156,8 +159,8 @@ class Learner:
         events = [] if self.is_ahead else self.settle()
         if self.ended or self.is_waiting:
             return events
-        if runs_ahead and self._ahead is not None and (after := self._progress_after(self._ahead)) is not None:
-            self._ahead.follow_with(after)
+        if runs_ahead and 0 < self.inner_step_s < AHEAD_S and self._ahead is not None:
+            self._ahead.follow_with(self._progress_after(self._ahead))
         started = self._clock()
         if self._blocked_before_s is not None:
             self.longest_blocked_s = max(self.longest_blocked_s, self.blocked_s - self._blocked_before_s)

@@ -19,13 +19,10 @@ from p2ptrain.ports import Notebook
 from p2ptrain.trainer.host_vector import HostVector
 from p2ptrain.trainer.line import Line, LineClosedError
 
-LISTENING_S, SILENT_S = 1.0, 30
-"""Seconds of one wait for a trainer's next line, and waits in a row without one after which it counts as frozen. Waits
-are counted, so that nothing follows from a time in which this process was stopped, too. Guess: pauses of machines that
-swap."""
-STARTING_S = 300
-"""As ``SILENT_S``, until the first line: while the trainer imports its libraries. Guess: the slowest disks of
-volunteers."""
+LISTENING_S, SILENT_S, STARTING_S = 1.0, 15, 300
+"""Seconds of one wait for a trainer's next line, and waits in a row without one after which it counts as frozen, later
+and before its first line; those of ``peer.team.processes``. Waits are counted, so that nothing follows from a time in
+which this process was stopped, too."""
 ENDING_S = 5.0
 """Longest wait for a trainer that ends because its node has closed the line."""
 

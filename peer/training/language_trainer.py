@@ -39,7 +39,7 @@ with large_imports():
     from peer.training.plan import VECTORS, TrainerPlan
 
 RESTING_S = 5.0
-"""Seconds without a step after which the compiler rests, too. Guess: the longest exchange that a recipe waits for."""
+"""Seconds without a step after which the compiler rests, too."""
 KILLED_FIRST = "500"
 """Added to this process's share of the memory, in thousandths, where the system chooses what to kill (proc(5)): after
 the compiler, before the node."""

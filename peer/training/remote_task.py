@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from p2ptrain.base.backoff import backoff
+from p2ptrain.base.backoff import PAUSE_S, backoff
 from p2ptrain.base.errors import DeviceError, TrainerAwayError
 from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.ports import Notebook
@@ -31,11 +31,8 @@ from p2ptrain.trainer.process import OnNote, TrainerDiedError, TrainerProcess
 from peer.training.plan import TrainerPlan
 
 COMMAND = (sys.executable, "-P", "-m", "peer.training.language_trainer")
-PAUSES_S = (1.0, 300.0)
-"""First and longest pause in seconds before a trainer is started again. Guess: how long a full memory stays full."""
-LASTING_S = 600.0
-"""Seconds of training after which a trainer's death is a new beginning, with the first pause. Guess: how often what
-kills a trainer comes again."""
+LASTING_S = 20 * PAUSE_S[1]
+"""Seconds of training after which a trainer's death has the first pause again: pauses then take at most a twentieth."""
 FIRST_TRIES = 3
 """Trainers that may die before the first one is ready; what kills so many needs the owner."""
 
@@ -97,7 +94,7 @@ class RemoteTask:
         """A trainer that is ready to go on, and its first answer: from the thread that started it."""
         self._spent_s = 0.0
         """CPU seconds of trainers that have ended."""
-        self._pauses_s = backoff(*PAUSES_S)
+        self._pauses_s = backoff(*PAUSE_S)
         self._began_at = self._died_at = 0.0
         self._closing = threading.Event()
         self._starter: threading.Thread | None = None
@@ -202,7 +199,7 @@ class RemoteTask:
     def _mourn(self, died: TrainerDiedError) -> float:
         """Note a trainer's death; return the pause before the next one."""
         if time.monotonic() - self._began_at >= LASTING_S:
-            self._pauses_s = backoff(*PAUSES_S)
+            self._pauses_s = backoff(*PAUSE_S)
         pause_s, kills = next(self._pauses_s), _oom_kills()
         is_memory = died.kind == "memory" or (died.was_killed and kills > self._oom_kills)
         self._oom_kills = kills
@@ -252,7 +249,7 @@ class RemoteTask:
         self._take_losses(answer)
         return step
 
-    def follow_with(self, progress: float) -> None:
+    def follow_with(self, progress: float | None) -> None:
         """Let the next ``inner_step`` begin another step after its own (``ports.RunsAhead``)."""
         self._next_progress = progress
 

@@ -98,7 +98,7 @@ def test_it_computes_what_the_same_task_in_this_process_does(plan, monkeypatch, 
 
 
 def test_a_killed_trainer_is_replaced_and_goes_on_where_it_was(plan, monkeypatch, in_own_process):
-    monkeypatch.setattr(remote_task, "PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr(remote_task, "PAUSE_S", (0.01, 0.01))
     losses, theta, state, _ = trained(plan)
     log, returned = MemoryLog(), []
     with started(plan, log) as task:
@@ -122,7 +122,7 @@ def test_a_killed_trainer_is_replaced_and_goes_on_where_it_was(plan, monkeypatch
 
 
 def test_weights_that_change_while_there_is_no_trainer_are_the_next_ones(plan, monkeypatch, in_own_process):
-    monkeypatch.setattr(remote_task, "PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr(remote_task, "PAUSE_S", (0.01, 0.01))
     with started(plan.model_copy(update={"shares": False})) as task:
         task.inner_step(0.0)
         assert task.pid is not None
@@ -139,7 +139,7 @@ def test_weights_that_change_while_there_is_no_trainer_are_the_next_ones(plan, m
 
 
 def test_a_held_out_loss_waits_for_a_trainer_and_ends_when_told(plan, monkeypatch, in_own_process):
-    monkeypatch.setattr(remote_task, "PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr(remote_task, "PAUSE_S", (0.01, 0.01))
     with started(plan) as task:
         whole = task.held_out_loss(512, 60.0, lambda read, wanted: True)
         assert task.pid is not None
