@@ -48,7 +48,7 @@ class TrainerDiedError(P2pTrainError):
         self.was_killed = was_killed
 
 
-class TrainerProcess:
+class TrainerHandle:
     """One trainer. It ends with this process: the line closes, and it gets the parent-death signal.
 
     Args:

@@ -27,7 +27,7 @@ from p2ptrain.ports import Notebook
 from p2ptrain.train.evaluate import NOT_READ, GoesOn, HeldOutLoss
 from p2ptrain.train.fast_weights import FastWeights, MirroredWeights
 from p2ptrain.trainer.host_vector import HostVector
-from p2ptrain.trainer.process import OnNote, TrainerDiedError, TrainerProcess
+from p2ptrain.trainer.process import OnNote, TrainerDiedError, TrainerHandle
 from peer.training.plan import TrainerPlan
 
 COMMAND = (sys.executable, "-P", "-m", "peer.training.language_trainer")
@@ -89,8 +89,8 @@ class RemoteTask:
         self._state: dict[str, Any] = {}
         self._steps: deque[RemoteStep] = deque()
         """Steps whose losses have not arrived."""
-        self._trainer: TrainerProcess | None = None
-        self._replacement: tuple[TrainerProcess, dict[str, Any]] | None = None
+        self._trainer: TrainerHandle | None = None
+        self._replacement: tuple[TrainerHandle, dict[str, Any]] | None = None
         """A trainer that is ready to go on, and its first answer: from the thread that started it."""
         self._spent_s = 0.0
         """CPU seconds of trainers that have ended."""
@@ -149,16 +149,16 @@ class RemoteTask:
     def pid(self) -> int | None:
         return None if (trainer := self._trainer) is None else trainer.pid
 
-    def _started(self) -> tuple[TrainerProcess, dict[str, Any]]:
+    def _started(self) -> tuple[TrainerHandle, dict[str, Any]]:
         """Return a trainer and its first answer. Raises TrainerDiedError and UserError."""
-        trainer = TrainerProcess(self._command, self._notebook)
+        trainer = TrainerHandle(self._command, self._notebook)
         try:
             return trainer, trainer.attach(self._plan.model_dump(mode="json"), self._memory)
         except BaseException:
             trainer.kill()
             raise
 
-    def _adopt(self, trainer: TrainerProcess, first: dict[str, Any]) -> None:
+    def _adopt(self, trainer: TrainerHandle, first: dict[str, Any]) -> None:
         """Let a trainer go on where the last one was. Raises TrainerDiedError."""
         self._guessing, self.shares = float(first["guessing"]), bool(first["shares"])
         if self._state:

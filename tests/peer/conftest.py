@@ -33,7 +33,7 @@ def _shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(autouse=True)
 def _trainers_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_task, "TrainerProcess", InProcessTrainer)
+    monkeypatch.setattr(remote_task, "TrainerHandle", InProcessTrainer)
     monkeypatch.setattr(learner, "AHEAD_S", 0.0)
 
 

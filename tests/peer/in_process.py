@@ -17,7 +17,7 @@ Memory = Callable[[FlatLayout, int], tuple[HostVector, bool]]
 
 
 class InProcessTrainer:
-    """Fake of ``TrainerProcess``, and of the ``Attachment`` of its trainer."""
+    """Fake of ``TrainerHandle``, and of the ``Attachment`` of its trainer."""
 
     pid = 0
 

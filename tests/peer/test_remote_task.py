@@ -17,7 +17,7 @@ from p2ptrain.base.errors import TrainerAwayError
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.net.identity import Identity
-from p2ptrain.trainer.process import TrainerProcess
+from p2ptrain.trainer.process import TrainerHandle
 from peer.home import Home
 from peer.training import remote_task
 from peer.training.plan import TrainerPlan
@@ -65,7 +65,7 @@ def started(plan: TrainerPlan, log: MemoryLog | None = None) -> Iterator[RemoteT
 
 @pytest.fixture
 def in_own_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_task, "TrainerProcess", TrainerProcess)
+    monkeypatch.setattr(remote_task, "TrainerHandle", TrainerHandle)
 
 
 def wait_for_return(task: RemoteTask) -> None:
@@ -87,7 +87,7 @@ def trained(plan: TrainerPlan) -> tuple[list[float], torch.Tensor, dict[str, tor
 def test_it_computes_what_the_same_task_in_this_process_does(plan, monkeypatch, in_own_process):
     """Check it bit for bit, in the host vector and, as from a card, by copies."""
     theirs = [trained(plan.model_copy(update={"shares": shares})) for shares in (True, False)]
-    monkeypatch.setattr(remote_task, "TrainerProcess", InProcessTrainer)
+    monkeypatch.setattr(remote_task, "TrainerHandle", InProcessTrainer)
     losses, theta, state, held_out = trained(plan)
     for each in theirs:
         assert each[0] == losses

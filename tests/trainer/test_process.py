@@ -17,7 +17,7 @@ from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.trainer import process
 from p2ptrain.trainer.host_vector import HostVector
-from p2ptrain.trainer.process import TrainerDiedError, TrainerProcess
+from p2ptrain.trainer.process import TrainerDiedError, TrainerHandle
 
 pytestmark = pytest.mark.net
 
@@ -35,8 +35,8 @@ class Node:
         return self.host, is_new
 
     @contextmanager
-    def trainer(self, **plan: Any) -> Iterator[TrainerProcess]:
-        started = TrainerProcess(PROGRAM, MemoryLog())
+    def trainer(self, **plan: Any) -> Iterator[TrainerHandle]:
+        started = TrainerHandle(PROGRAM, MemoryLog())
         try:
             assert started.attach(plan, self.memory) == {"ready": True}
             yield started
@@ -116,7 +116,7 @@ def test_a_trainer_without_its_node_ends_within_seconds():
 
 
 def test_a_program_that_cannot_start_says_how_it_ended():
-    started = TrainerProcess((sys.executable, "-c", "raise SystemExit(3)"), MemoryLog())
+    started = TrainerHandle((sys.executable, "-c", "raise SystemExit(3)"), MemoryLog())
     with pytest.raises(TrainerDiedError, match="ended with exit status 3"):
         started.attach({}, Node().memory)
 
