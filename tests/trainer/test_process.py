@@ -100,9 +100,10 @@ def test_a_trainer_that_dies_leaves_its_weights_to_the_next_one(how):
 
 
 def test_a_frozen_trainer_is_ended(monkeypatch):
-    monkeypatch.setattr(process, "LISTENING_S", 0.05)
-    with Node().trainer(dies_at=0, how="freeze") as trainer, pytest.raises(TrainerDiedError, match="no sign of life"):
-        trainer.ask("step")
+    with Node().trainer(dies_at=0, how="freeze") as trainer:
+        monkeypatch.setattr(process, "LISTENING_S", 0.05)  # not before it has imported torch
+        with pytest.raises(TrainerDiedError, match="no sign of life"):
+            trainer.ask("step")
     assert has_ended(trainer.pid)
 
 
