@@ -4,6 +4,7 @@
 port              real                            in memory
 ================  ==============================  ====================================
 InnerTask         train.inner.LanguageModelTask   sim.learners.QuadraticTask
+RunsAhead         peer.training.RemoteTask        none: such a task is in this process
 AllGather         train.weights.single_rank       the same
 ExchangePayloads  train.payloads.Payloads         sim.counting.CountingLearner
 PieceStore        train.piece_store               the same
@@ -53,6 +54,20 @@ class InnerTask(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore the result of ``state_dict``. Raises KeyError or ValueError if it does not fit."""
+
+
+class RunsAhead(Protocol):
+    """Inner task in another process, which may begin a step before the result of the one before it is read."""
+
+    @property
+    def tokens_per_step(self) -> int: ...
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether it makes a step whose result ``inner_step`` has not returned: nobody else may touch ``theta``."""
+
+    def follow_with(self, progress: float | None) -> None:
+        """Let the next ``inner_step`` begin another step after its own, at this progress; None: no other."""
 
 
 class AllGather(Protocol):

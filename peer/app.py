@@ -218,6 +218,7 @@ def _hooks(record: SessionRecorder) -> Hooks:
         record.held,
         leaving=record.leaving,
         concluded=record.conclude,
+        is_due=lambda: record.saver.is_due,
     )
 
 

@@ -249,7 +249,7 @@ def _trained(
         compile=options.compile,
         memory_bytes=None if math.isinf(options.memory_bytes) else options.memory_bytes,
     )
-    task = RemoteTask(plan, log, is_stopping)
+    task = RemoteTask(plan, manifest.training.tokens_per_step, log, is_stopping)
     stack.callback(task.close)
     task.start()
     weight_codec, gradient_codec = codecs_of(manifest.codec)
@@ -264,6 +264,7 @@ def _trained(
         matrices=matrices_of(task.layout, fragments),
         held_out=task,
         fast=task.fast_weights(fragments),
+        ahead=task,
     )
     task.on_return = learner.inbox.wake
 

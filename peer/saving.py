@@ -74,9 +74,14 @@ class CheckpointSaver:
         """Seconds since the last save, or since the start, if saving has failed since; else None."""
         return None if (since := self._unsaved_since) is None else time.monotonic() - since
 
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to save."""
+        return time.monotonic() >= self._next
+
     def save_if_due(self) -> None:
         """Save if it is time, but never an unfinished outer step, which a checkpoint cannot hold."""
-        if time.monotonic() >= self._next and not self.learner.is_waiting:
+        if self.is_due and not self.learner.is_waiting and not self.learner.is_ahead:
             self.try_to_save()
 
     def save_soon(self) -> None:

@@ -158,8 +158,8 @@ class LeadingTrainer:
     def ended(self) -> bool:
         return self._learner.ended
 
-    is_away = False
-    """A team without ranks stands still."""
+    is_away = is_ahead = False
+    """A team without ranks stands still, and with them it makes one step at a time."""
 
     @property
     def is_waiting(self) -> bool:
@@ -173,7 +173,7 @@ class LeadingTrainer:
     def progress(self) -> float:
         return self._learner.progress
 
-    def advance(self) -> list[Event]:
+    def advance(self, runs_ahead: bool = False) -> list[Event]:
         """Let all ranks do ``Learner.advance``. Raises TeamError."""
         deliveries, _ = self.inbox.drain()
         return self._turn("advance", deliveries)

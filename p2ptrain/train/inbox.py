@@ -94,6 +94,10 @@ class Inbox:
         """End a waiting ``drain``, hence ``Learner.settle``. Safe in a signal handler."""
         self._queue.put(None)
 
+    @property
+    def has_entries(self) -> bool:
+        return not self._queue.empty()
+
     def drain(self, wait_s: float = 0.0) -> list[Delivery]:
         """Remove and return all entries; wait up to ``wait_s`` seconds for the first one.
 

@@ -82,7 +82,7 @@ class Keeper:
     """
 
     ended = False
-    is_waiting = is_away = False
+    is_waiting = is_away = is_ahead = False
     tokens = 0
     loss = float("nan")
     longest_blocked_s = 0.0
@@ -121,7 +121,7 @@ class Keeper:
         """Bytes of the weights, without copies on their way."""
         return sum(4 * part.numel() for part in self._slow)
 
-    def advance(self) -> list[Event]:
+    def advance(self, runs_ahead: bool = False) -> list[Event]:
         """Apply what is ready: a keeper makes no inner steps."""
         return self.settle()
 

@@ -23,7 +23,7 @@ from p2ptrain.base.errors import TrainerAwayError
 from p2ptrain.codec import Codec, Matrices, is_adaptive, is_decodable
 from p2ptrain.outer.adaptive import AdaptiveRank
 from p2ptrain.outer.mixing import displaced, displacement, l2_distance, late_momentum, late_pseudo_gradient
-from p2ptrain.ports import AllGather, Clock, HeldOut, InnerTask, Notebook, StepResult
+from p2ptrain.ports import AllGather, Clock, HeldOut, InnerTask, Notebook, RunsAhead, StepResult
 from p2ptrain.recipes import Stream
 from p2ptrain.swarm.events import Adopted, Applied, Event, ExchangeDue, OuterStepDone, PhaseDone, TrainingEnded, Unfit
 from p2ptrain.train.fast_weights import FastCopy, FastWeights
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+AHEAD_S = 0.5
+"""Longest inner step, in seconds, after which a trainer begins another one at once. It saves a millisecond, and delays
+a displacement or an owner's stop by a step."""
 REWARM_STEPS = 20
 """Inner steps over which the inner optimizer warms up again after its weights were replaced. AdamW's second moment
 (beta2 .95 to .999) needs tens to hundreds of steps; its bias correction bounds the step size from the start. Guess:
@@ -65,6 +68,7 @@ class Learner:
         held_out: evaluates donors' weights before they replace this peer's; None: no evaluation.
         all_gather: joins numbers about this learner's fragments with those of the peer's other ranks.
         fast: the task's weights; None: this process's own.
+        ahead: the task, if it is in another process.
     """
 
     def __init__(
@@ -80,8 +84,10 @@ class Learner:
         held_out: HeldOut | None = None,
         all_gather: AllGather = single_rank,
         fast: FastWeights | None = None,
+        ahead: RunsAhead | None = None,
     ) -> None:
         self.task = task
+        self._ahead = ahead
         self.step = 0
         self.progress = 0.0
         """Estimate of the tokens that all peers have trained on."""
@@ -136,15 +142,25 @@ class Learner:
 
     # --- the trainer thread -----------------------------------------------------------------------------------------
 
-    def advance(self) -> list[Event]:
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the trainer already makes the next inner step, so that nobody else may touch the fast weights."""
+        return self._ahead is not None and self._ahead.is_ahead
+
+    def advance(self, runs_ahead: bool = False) -> list[Event]:
         """Apply what is ready, make one inner step, and the outer step after H of them; return events for the core.
+
+        With ``runs_ahead``, a trainer in another process begins the step after it, too, unless something else comes
+        first: so it need not wait for this one. What is ready then waits for one step more.
 
         While the recipe waits for partners, or the trainer is replaced, no step is made: call ``settle`` until neither
         ``is_waiting`` nor ``is_away`` is true.
         """
-        events = self.settle()
+        events = [] if self.is_ahead else self.settle()
         if self.ended or self.is_waiting:
             return events
+        if runs_ahead and 0 < self.inner_step_s < AHEAD_S and self._ahead is not None:
+            self._ahead.follow_with(self._progress_after(self._ahead))
         started = self._clock()
         if self._blocked_before_s is not None:
             self.longest_blocked_s = max(self.longest_blocked_s, self.blocked_s - self._blocked_before_s)
@@ -167,6 +183,14 @@ class Learner:
         if not self._shows_fast or not (due or self._is_time_to_show):
             return [*events, *due]
         return [*events, *self._show(due)]
+
+    def _progress_after(self, task: RunsAhead) -> float | None:
+        """Return the progress after the next inner step, or None if anything but another inner step follows it."""
+        after = self._inner + 1
+        shows = self._shows_fast and (self._due.count(after) > 0 or self._shows_after(after))
+        if after >= self._inner_steps or shows or self._showing is not None or self.inbox.has_entries:
+            return None
+        return self.progress + task.tokens_per_step * self.peers
 
     def settle(self, wait_s: float = 0.0) -> list[Event]:
         """Apply what is ready; wait up to ``wait_s`` seconds for the first entry or for ``inbox.wake``."""
@@ -260,7 +284,10 @@ class Learner:
 
     @property
     def _is_time_to_show(self) -> bool:
-        inner, steps = self._inner, self._rules.inner_steps
+        return self._shows_after(self._inner)
+
+    def _shows_after(self, inner: int) -> bool:
+        steps = self._rules.inner_steps
         return inner * SHOWINGS // steps > (inner - 1) * SHOWINGS // steps
 
     def _show(self, due: Sequence[Event] = ()) -> list[Event]:

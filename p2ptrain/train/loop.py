@@ -46,7 +46,10 @@ class LoopLearner(Protocol):
     @property
     def progress(self) -> float: ...
 
-    def advance(self) -> list[Event]: ...
+    @property
+    def is_ahead(self) -> bool: ...
+
+    def advance(self, runs_ahead: bool = False) -> list[Event]: ...
 
     def settle(self, wait_s: float = 0.0) -> list[Event]: ...
 
@@ -69,6 +72,8 @@ class Hooks:
     """Called when the owner wants to leave, before the farewell, which may take long."""
     concluded: Callable[[], None] = _nothing
     """Called after the final gossip, before the farewell, so that newcomers can have the weights meanwhile."""
+    is_due: Callable[[], bool] = bool
+    """Whether ``inner_step_done`` needs weights at rest: the trainer then begins no step before it."""
 
 
 def train(learner: LoopLearner, signals: Signals, post: Callable[[Event], None], hooks: Hooks) -> None:
@@ -90,15 +95,19 @@ def train(learner: LoopLearner, signals: Signals, post: Callable[[Event], None],
     if learner.ended and not leaves and not signals.stop.is_set():  # resumed after the end
         post(TrainingEnded(learner.step, learner.progress))
 
-    while not learner.ended and not leaves and not signals.stop.is_set() and not signals.finished.is_set():
-        if held is signals.begin.is_set():
+    def ends() -> bool:
+        return signals.stop.is_set() or signals.finished.is_set()
+
+    while not learner.ended and not leaves and (learner.is_ahead or not ends()):
+        if held is signals.begin.is_set() and not learner.is_ahead:
             held = not held
             hooks.held(held)
         if held and signals.last.is_set():
             leaves = True
             continue
         idle = held or learner.is_waiting or learner.is_away
-        events = learner.settle(wait_s=NAP_S) if idle else learner.advance()
+        runs_ahead = signals.begin.is_set() and not ends() and not signals.last.is_set() and not hooks.is_due()
+        events = learner.settle(wait_s=NAP_S) if idle else learner.advance(runs_ahead)
         if any(isinstance(event, OuterStepDone) for event in events):
             hooks.outer_step_done()
             leaves = signals.last.is_set()

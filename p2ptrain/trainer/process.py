@@ -18,12 +18,10 @@ from p2ptrain.ports import Notebook
 from p2ptrain.trainer.host_vector import HostVector
 from p2ptrain.trainer.line import Door, Line, LineClosedError
 
-LISTENING_S, SILENT_S = 1.0, 30
-"""Seconds of one wait for a trainer's next line, and waits in a row without one after which it counts as frozen. Waits
-are counted, so that nothing follows from a time in which this process was stopped, too. Guess: pauses of machines that
-swap."""
-STARTING_S = 300
-"""Such waits for a trainer that imports its libraries. Guess: the slowest disks of volunteers."""
+LISTENING_S, SILENT_S, STARTING_S = 1.0, 15, 300
+"""Seconds of one wait for a trainer's next line, and waits in a row without one after which it counts as frozen, later
+and before its first line; those of ``peer.team.processes``. Waits are counted, so that nothing follows from a time in
+which this process was stopped, too."""
 ENDING_S = 5.0
 """Longest wait for a trainer that ends because its node has closed the line."""
 
@@ -49,7 +47,7 @@ class TrainerDiedError(P2pTrainError):
         self.was_killed = was_killed
 
 
-class TrainerProcess:
+class TrainerHandle:
     """One trainer. It ends with this process: the line closes, and it gets the parent-death signal.
 
     Args:
@@ -95,7 +93,15 @@ class TrainerProcess:
 
         Raises TrainerDiedError, and UserError if the trainer says what its owner must mend.
         """
+        self.post(name, **arguments)
+        return self.answer(on_note)
+
+    def post(self, name: str, **arguments: Any) -> None:
+        """Ask a question; ``answer`` returns the answers in order. Raises TrainerDiedError."""
         self._send({"ask": name, **arguments})
+
+    def answer(self, on_note: OnNote = _goes_on) -> dict[str, Any]:
+        """Return the next answer. Raises as ``ask``."""
         return self._reply("answer", on_note)
 
     def close(self) -> None:

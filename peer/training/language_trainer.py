@@ -48,7 +48,7 @@ with large_imports():
 ANSWERS = ("step", "losses", "restore", "load", "store", "add", "tried", "held_out", "sample")
 """Questions that a trainer answers, by methods of these names."""
 RESTING_S = 5.0
-"""Seconds without a step after which the compiler rests, too. Guess: the longest exchange that a recipe waits for."""
+"""Seconds without a step after which the compiler rests, too."""
 KILLED_FIRST = "500"
 """Added to this process's share of the memory, in thousandths, where the system chooses what to kill (proc(5)): after
 the compiler, before the node."""

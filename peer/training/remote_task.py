@@ -20,22 +20,19 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from p2ptrain.base.backoff import backoff
+from p2ptrain.base.backoff import PAUSE_S, backoff
 from p2ptrain.base.errors import DeviceError, TrainerAwayError
 from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.ports import Notebook
 from p2ptrain.train.evaluate import NOT_READ, GoesOn, HeldOutLoss
 from p2ptrain.train.fast_weights import FastWeights, MirroredWeights
 from p2ptrain.trainer.host_vector import HostVector
-from p2ptrain.trainer.process import OnNote, TrainerDiedError, TrainerProcess
+from p2ptrain.trainer.process import OnNote, TrainerDiedError, TrainerHandle
 from peer.training.plan import TrainerPlan
 
 PYTHON = (sys.executable, "-P", "-m")
-PAUSES_S = (1.0, 300.0)
-"""First and longest pause in seconds before a trainer is started again. Guess: how long a full memory stays full."""
-LASTING_S = 600.0
-"""Seconds of training after which a trainer's death is a new beginning, with the first pause. Guess: how often what
-kills a trainer comes again."""
+LASTING_S = 20 * PAUSE_S[1]
+"""Seconds of training after which a trainer's death has the first pause again: pauses then take at most a twentieth."""
 FIRST_TRIES = 3
 """Trainers that may die before the first one is ready; what kills so many needs the owner."""
 
@@ -60,6 +57,7 @@ class RemoteTask:
 
     Args:
         plan: what to train.
+        tokens_per_step: of the run.
         notebook: receives a note when a trainer dies, and when it has been replaced.
         is_stopping: whether the owner stops the peer; nobody waits for a trainer then.
     """
@@ -67,6 +65,7 @@ class RemoteTask:
     def __init__(
         self,
         plan: TrainerPlan,
+        tokens_per_step: int,
         notebook: Notebook,
         is_stopping: Callable[[], bool],
     ) -> None:
@@ -80,15 +79,19 @@ class RemoteTask:
         self._notebook = notebook
         self._is_stopping = is_stopping
         self._host: HostVector | None = None
+        self.is_ahead = False
+        """Whether the trainer makes a step that ``inner_step`` has not returned."""
+        self.tokens_per_step = tokens_per_step
+        self._next_progress: float | None = None
         self._state: dict[str, Any] = {}
         self._steps: deque[RemoteStep] = deque()
         """Steps whose losses have not arrived."""
-        self._trainer: TrainerProcess | None = None
-        self._replacement: tuple[TrainerProcess, dict[str, Any]] | None = None
+        self._trainer: TrainerHandle | None = None
+        self._replacement: tuple[TrainerHandle, dict[str, Any]] | None = None
         """A trainer that is ready to go on, and its first answer: from the thread that started it."""
         self._spent_s = 0.0
         """CPU seconds of trainers that have ended."""
-        self._pauses_s = backoff(*PAUSES_S)
+        self._pauses_s = backoff(*PAUSE_S)
         self._began_at = self._died_at = 0.0
         self._closing = threading.Event()
         self._starter: threading.Thread | None = None
@@ -143,18 +146,18 @@ class RemoteTask:
     def pid(self) -> int | None:
         return None if (trainer := self._trainer) is None else trainer.pid
 
-    def _started(self) -> tuple[TrainerProcess, dict[str, Any]]:
+    def _started(self) -> tuple[TrainerHandle, dict[str, Any]]:
         """Return a trainer and its first answer. Raises TrainerDiedError and UserError."""
         ranks = len(self._plan.devices)
         program = ("peer.training.language_trainer",) if ranks == 1 else ("peer.training.launch", str(ranks))
-        trainer = TrainerProcess((*PYTHON, *program), self._notebook, ranks)
+        trainer = TrainerHandle((*PYTHON, *program), self._notebook, ranks)
         try:
             return trainer, trainer.attach(self._plan.model_dump(mode="json"), self._memory)
         except BaseException:
             trainer.kill()
             raise
 
-    def _adopt(self, trainer: TrainerProcess, first: dict[str, Any]) -> None:
+    def _adopt(self, trainer: TrainerHandle, first: dict[str, Any]) -> None:
         """Let a trainer go on where the last one was. Raises TrainerDiedError."""
         self._guessing, self.shares = float(first["guessing"]), bool(first["shares"])
         if self._state:
@@ -195,7 +198,7 @@ class RemoteTask:
     def _mourn(self, died: TrainerDiedError) -> float:
         """Note a trainer's death; return the pause before the next one."""
         if time.monotonic() - self._began_at >= LASTING_S:
-            self._pauses_s = backoff(*PAUSES_S)
+            self._pauses_s = backoff(*PAUSE_S)
         pause_s, kills = next(self._pauses_s), _oom_kills()
         is_memory = died.kind == "memory" or (died.was_killed and kills > self._oom_kills)
         self._oom_kills = kills
@@ -209,6 +212,7 @@ class RemoteTask:
 
     def _ask(self, name: str, on_note: OnNote = lambda note: True, **arguments: Any) -> Any:
         """Ask the trainer. Raises TrainerAwayError, and UserError."""
+        assert not self.is_ahead, "the weights are not at rest"
         if not self.is_ready:
             raise TrainerAwayError
         assert self._trainer is not None
@@ -222,12 +226,31 @@ class RemoteTask:
 
     def inner_step(self, progress: float) -> RemoteStep:
         """Make one step. Raises TrainerAwayError, and DeviceError as ``LanguageModelTask.inner_step``."""
-        answer = self._ask("step", progress=progress, remaining_s=self.remaining_s())
+        if not self.is_ready:
+            raise TrainerAwayError
+        assert self._trainer is not None
+        is_begun, self.is_ahead = self.is_ahead, False
+        next_progress, self._next_progress = self._next_progress, None
+        left_s = self.remaining_s()
+        try:
+            if not is_begun:
+                self._trainer.post("step", progress=progress, remaining_s=left_s)
+            if next_progress is not None:
+                self._trainer.post("step", progress=next_progress, remaining_s=left_s)
+            answer = self._trainer.answer()
+        except TrainerDiedError as died:
+            self._replace(died)
+            raise TrainerAwayError from died
+        self.is_ahead = next_progress is not None
         step = RemoteStep(int(answer["tokens"]), self)
         self._steps.append(step)
         self._take(answer)
         self._take_losses(answer)
         return step
+
+    def follow_with(self, progress: float | None) -> None:
+        """Let the next ``inner_step`` begin another step after its own (``ports.RunsAhead``)."""
+        self._next_progress = progress
 
     def read_losses(self) -> None:
         """Wait for the losses of all steps."""

@@ -12,6 +12,7 @@ from in_process import InProcessTrainer
 from swarm import TINY
 
 from p2ptrain.manifest import SignedManifest, create_run, sign_run
+from p2ptrain.train import learner
 from peer.training import remote_task
 
 ALONE = {"outer.recipe": "local", "outer.exchanges_per_step": 0, "run.tokens": 6_400}
@@ -32,7 +33,8 @@ def _shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(autouse=True)
 def _trainers_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_task, "TrainerProcess", InProcessTrainer)
+    monkeypatch.setattr(remote_task, "TrainerHandle", InProcessTrainer)
+    monkeypatch.setattr(learner, "AHEAD_S", 0.0)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from p2ptrain.outer.flat import FlatLayout
@@ -17,7 +18,7 @@ Memory = Callable[[FlatLayout, int], tuple[HostVector, bool]]
 
 
 class InProcessTrainer:
-    """Fake of ``TrainerProcess``, and of the ``Attachment`` of its trainer."""
+    """Fake of ``TrainerHandle``, and of the ``Attachment`` of its trainer."""
 
     pid = 0
 
@@ -26,6 +27,7 @@ class InProcessTrainer:
         self._trainer: LanguageTrainer | None = None
         self._on_note: OnNote = lambda note: True
         self._has_enough = False
+        self._questions: list[Callable[[], Any]] = []
 
     def attach(self, plan: Mapping[str, Any], memory: Memory) -> dict[str, Any]:
         self._memory = memory
@@ -37,6 +39,12 @@ class InProcessTrainer:
     def ask(self, name: str, on_note: OnNote = lambda note: True, **arguments: Any) -> Any:
         self._on_note, self._has_enough = on_note, False
         return getattr(self._trainer, name)(**arguments)
+
+    def post(self, name: str, **arguments: Any) -> None:
+        self._questions.append(partial(self.ask, name, **arguments))
+
+    def answer(self) -> Any:
+        return self._questions.pop(0)()
 
     def close(self) -> None:
         if self._trainer is not None:

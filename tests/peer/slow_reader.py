@@ -9,27 +9,27 @@ import math
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import together
 
 from p2ptrain.cli import run_command
-from p2ptrain.train import inner
-from p2ptrain.train.evaluate import HeldOutLoss, validation_loss
+from p2ptrain.train.evaluate import GoesOn, HeldOutLoss
 from peer.cli import peer
+from peer.training.remote_task import RemoteTask
 
 MARK = Path(sys.argv[sys.argv.index("--home") + 1]) / "read"
 PATIENCE_S = 240.0
+read = RemoteTask.held_out_loss
 
 
-def read(*arguments: Any, **others: Any) -> HeldOutLoss:
-    patience_s, deadline = arguments[4], time.monotonic() + PATIENCE_S
+def read_late(task: RemoteTask, most_tokens: int, patience_s: float, goes_on: GoesOn) -> HeldOutLoss:
+    deadline = time.monotonic() + PATIENCE_S
     while patience_s == math.inf and not MARK.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    return validation_loss(*arguments, **others)
+    return read(task, most_tokens, patience_s, goes_on)
 
 
 if __name__ == "__main__":
-    inner.validation_loss = read
+    RemoteTask.held_out_loss = read_late
     together.hold()
     run_command(peer, name="slow_reader")

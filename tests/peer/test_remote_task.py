@@ -18,7 +18,7 @@ from p2ptrain.base.errors import TrainerAwayError
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.net.identity import Identity
-from p2ptrain.trainer.process import TrainerProcess
+from p2ptrain.trainer.process import TrainerHandle
 from peer.home import Home
 from peer.training import remote_task
 from peer.training.plan import TrainerPlan
@@ -57,7 +57,7 @@ def plan(tmp_path: Path, signed_run: Callable[..., SignedManifest]) -> TrainerPl
 
 @contextmanager
 def started(plan: TrainerPlan, log: MemoryLog | None = None) -> Iterator[RemoteTask]:
-    task = RemoteTask(plan, log or MemoryLog(), lambda: False)
+    task = RemoteTask(plan, 64, log or MemoryLog(), lambda: False)
     try:
         task.start()
         yield task
@@ -67,7 +67,7 @@ def started(plan: TrainerPlan, log: MemoryLog | None = None) -> Iterator[RemoteT
 
 @pytest.fixture
 def in_own_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_task, "TrainerProcess", TrainerProcess)
+    monkeypatch.setattr(remote_task, "TrainerHandle", TrainerHandle)
 
 
 def wait_for_return(task: RemoteTask) -> None:
@@ -94,7 +94,7 @@ def trained(plan: TrainerPlan) -> tuple[list[float], torch.Tensor, dict[str, tor
 def test_it_computes_what_the_same_task_in_this_process_does(plan, monkeypatch, in_own_process):
     """Check it bit for bit, in the host vector and, as from a card, by copies."""
     theirs = [trained(plan.model_copy(update={"shares": shares})) for shares in (True, False)]
-    monkeypatch.setattr(remote_task, "TrainerProcess", InProcessTrainer)
+    monkeypatch.setattr(remote_task, "TrainerHandle", InProcessTrainer)
     losses, theta, state, held_out = trained(plan)
     for each in theirs:
         assert each[0] == losses
@@ -116,7 +116,7 @@ def test_two_ranks_compute_what_one_process_does_up_to_rounding(plan, monkeypatc
 
 
 def test_a_rank_that_is_killed_takes_the_others_with_it_and_all_return(plan, monkeypatch, in_own_process):
-    monkeypatch.setattr(remote_task, "PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr(remote_task, "PAUSE_S", (0.01, 0.01))
     with started(plan.model_copy(update={"devices": ("cpu", "cpu"), "stages": 2})) as task:
         before = task.inner_step(0.0).loss
         assert task.pid is not None
@@ -132,7 +132,7 @@ def test_a_rank_that_is_killed_takes_the_others_with_it_and_all_return(plan, mon
 
 
 def test_a_killed_trainer_is_replaced_and_goes_on_where_it_was(plan, monkeypatch, in_own_process):
-    monkeypatch.setattr(remote_task, "PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr(remote_task, "PAUSE_S", (0.01, 0.01))
     losses, theta, state, _ = trained(plan)
     log, returned = MemoryLog(), []
     with started(plan, log) as task:
@@ -156,7 +156,7 @@ def test_a_killed_trainer_is_replaced_and_goes_on_where_it_was(plan, monkeypatch
 
 
 def test_weights_that_change_while_there_is_no_trainer_are_the_next_ones(plan, monkeypatch, in_own_process):
-    monkeypatch.setattr(remote_task, "PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr(remote_task, "PAUSE_S", (0.01, 0.01))
     with started(plan.model_copy(update={"shares": False})) as task:
         task.inner_step(0.0)
         assert task.pid is not None
@@ -173,7 +173,7 @@ def test_weights_that_change_while_there_is_no_trainer_are_the_next_ones(plan, m
 
 
 def test_a_held_out_loss_waits_for_a_trainer_and_ends_when_told(plan, monkeypatch, in_own_process):
-    monkeypatch.setattr(remote_task, "PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr(remote_task, "PAUSE_S", (0.01, 0.01))
     with started(plan) as task:
         whole = task.held_out_loss(512, 60.0, lambda read, wanted: True)
         assert task.pid is not None

@@ -33,7 +33,7 @@ def test_saves_are_paced_by_what_they_cost(
 
     monkeypatch.setattr(saving, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(CheckpointSaver, "save", slow)
-    learner = SimpleNamespace(changes=0, is_waiting=False)
+    learner = SimpleNamespace(changes=0, is_waiting=False, is_ahead=False)
     saver = CheckpointSaver(cast(Any, None), cast(Any, learner), dict, MemoryLog())
     saver.begin()
     for at, saves in ((1119.0, 0), (1120.0, 1), (1120.0 + 0.99 * pause_s, 1), (1120.0 + took_s + 1.01 * pause_s, 2)):

@@ -35,8 +35,7 @@ def record() -> SessionRecorder:
     learner = SimpleNamespace(
         tokens=0, progress=0.0, step=0, loss=2.0, blocked_s=0.0, longest_blocked_s=0.0, inner_step_s=0.0
     )
-    learner.progress_displacement, learner.peers = 0.0, 1.0
-    learner.is_waiting = learner.ended = False
+    learner.is_waiting = learner.is_ahead = learner.ended = False
     learner.changes, learner.at_slow = 0, lambda tell: tell()
     parts: dict[str, Any] = dict.fromkeys(("me", "run", "nickname", "run_tokens"), 1)
     parts["home"] = SimpleNamespace(summary=Path("/nowhere/summary.json"), trained=None, foreign_tokens=lambda: 0)

@@ -24,11 +24,11 @@ class Steps:
         self.inner = self.step = self.waits = 0
         self.progress = 0.0
         self.ended = ended_before
-        self.is_waiting = self.is_away = False
+        self.is_waiting = self.is_away = self.is_ahead = False
         self.at_step: dict[int, Callable[[], None]] = {}
         self.at_wait: dict[int, Callable[[], None]] = {}
 
-    def advance(self) -> list[Event]:
+    def advance(self, runs_ahead: bool = False) -> list[Event]:
         self.inner += 1
         self.at_step.get(self.inner, lambda: None)()
         if self.inner % H:

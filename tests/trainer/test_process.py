@@ -17,7 +17,7 @@ from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.trainer import process
 from p2ptrain.trainer.host_vector import HostVector
-from p2ptrain.trainer.process import TrainerDiedError, TrainerProcess
+from p2ptrain.trainer.process import TrainerDiedError, TrainerHandle
 
 pytestmark = pytest.mark.net
 
@@ -35,8 +35,8 @@ class Node:
         return self.host, is_new
 
     @contextmanager
-    def trainer(self, **plan: Any) -> Iterator[TrainerProcess]:
-        started = TrainerProcess(PROGRAM, MemoryLog())
+    def trainer(self, **plan: Any) -> Iterator[TrainerHandle]:
+        started = TrainerHandle(PROGRAM, MemoryLog())
         try:
             assert started.attach(plan, self.memory) == {"ready": True}
             yield started
@@ -100,9 +100,10 @@ def test_a_trainer_that_dies_leaves_its_weights_to_the_next_one(how):
 
 
 def test_a_frozen_trainer_is_ended(monkeypatch):
-    monkeypatch.setattr(process, "LISTENING_S", 0.05)
-    with Node().trainer(dies_at=0, how="freeze") as trainer, pytest.raises(TrainerDiedError, match="no sign of life"):
-        trainer.ask("step")
+    with Node().trainer(dies_at=0, how="freeze") as trainer:
+        monkeypatch.setattr(process, "LISTENING_S", 0.05)  # not before it has imported torch
+        with pytest.raises(TrainerDiedError, match="no sign of life"):
+            trainer.ask("step")
     assert has_ended(trainer.pid)
 
 
@@ -116,7 +117,7 @@ def test_a_trainer_without_its_node_ends_within_seconds():
 
 
 def test_a_program_that_cannot_start_says_how_it_ended():
-    started = TrainerProcess((sys.executable, "-c", "raise SystemExit(3)"), MemoryLog())
+    started = TrainerHandle((sys.executable, "-c", "raise SystemExit(3)"), MemoryLog())
     with pytest.raises(TrainerDiedError, match="ended with exit status 3"):
         started.attach({}, Node().memory)
 
