@@ -41,7 +41,6 @@ from peer.initial_weights import await_hub
 from peer.owner.settings import CompileMode
 from peer.session_recorder import SessionRecorder
 from peer.start_options import StartOptions
-from peer.team.generations import Team
 from peer.training.devices import mesh_of, other_ranks, rank_threads
 from peer.training.lan_address import LanAddress
 from peer.training.plan import TrainerPlan
@@ -86,7 +85,6 @@ class TrainingSession:
     record: SessionRecorder
     cards: Sequence[str] = ()
     """Names of the cards that train, as nvidia-smi knows them."""
-    team: Team | None = None
     held: frozenset[int] | None = None
     """Fragments of a keeper; None: this peer holds all and trains."""
     loop: Callable[[PeerLearner, Signals, Callable[[Event], None], Hooks], None] = train
@@ -163,7 +161,6 @@ def build(
     record = SessionRecorder(
         home=home,
         checkpoints=parts.checkpoints,
-        trained=None,
         me=identity.peer_id,
         run=signed.run_id,
         nickname=options.nickname or "",
@@ -177,11 +174,10 @@ def build(
         earlier=earlier,
         earlier_s=earlier_s,
         sampler=_sampler(task),
-        gather=None,
-        compiler=parts.task,
+        compiler=task,
     )
-    parts.task.remaining_s = record.remaining_s
-    return TrainingSession(new_core, record, parts.task.cards)
+    task.remaining_s = record.remaining_s
+    return TrainingSession(new_core, record, task.cards)
 
 
 def _trained(
@@ -311,7 +307,7 @@ def _resume(parts: _Trained, signed: SignedManifest, log: EventLog) -> tuple[Hel
             "Give the same --keep as before, or use another --home to train.",
         )
     try:
-        learner.load_state_dict(found.checkpoint.tensors, found.checkpoint.state)
+        learner.load_state_dict(found.checkpoint.tensors, state)
         first_loss = state["val_loss_first"]
         first_tokens = int(state.get("val_loss_first_tokens") or 0)
         earlier = Counters.of(state.get("counters", {}))

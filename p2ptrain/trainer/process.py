@@ -20,8 +20,8 @@ from p2ptrain.trainer.line import Door, Line, LineClosedError
 
 LISTENING_S, SILENT_S, STARTING_S = 1.0, 15, 300
 """Seconds of one wait for a trainer's next line, and waits in a row without one after which it counts as frozen, later
-and before its first line; those of ``peer.team.processes``. Waits are counted, so that nothing follows from a time in
-which this process was stopped, too."""
+and before its first line. Waits are counted, so that nothing follows from a time in which this process was stopped,
+too."""
 ENDING_S = 5.0
 """Longest wait for a trainer that ends because its node has closed the line."""
 
