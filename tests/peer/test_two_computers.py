@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -14,12 +13,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
-from test_remote_task import PATIENCE_S, STEPS, in_own_process, plan, started, step_on, trained, wait_for_return
+from test_remote_task import PATIENCE_S, in_own_process, plan, trained
 
-from p2ptrain.base.errors import TrainerAwayError
-from p2ptrain.base.telemetry import MemoryLog
-from peer.training import remote_task
 from peer.training.plan import TrainerPlan
 
 __all__ = ["in_own_process", "plan"]
