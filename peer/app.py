@@ -41,7 +41,6 @@ from p2ptrain.ports import Link, Transport
 from p2ptrain.recipes import RECIPES
 from p2ptrain.swarm import Presence
 from p2ptrain.swarm.events import Event, LeaveRequested, TrainingEnded
-from p2ptrain.train.accelerator import card_name
 from p2ptrain.train.loop import Hooks, Signals, train
 from peer.admission_client import AdmissionClient
 from peer.assembly import PeerOptions, TrainingSession, build
@@ -67,6 +66,7 @@ from peer.state import StatusView
 from peer.stopping import Stopping
 from peer.trackers import TrackedRun, Tracker, target_of
 from peer.training.devices import choose_devices, other_ranks
+from peer.training.lan_address import check_to_lead
 
 CODEC_THREADS = 2
 """Threads that encode and decode; two, so that a large exchange does not delay a small one. torch releases the GIL."""
@@ -99,13 +99,14 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
         devices = [torch.device("cpu")] if keeps else choose_devices(options.device or "auto")
         if options.keep is not None:
             check_options(given, options.keep, home)
-        other_ranks(options.team, options.at, devices)  # wrong options are not remembered
+        if other_ranks(options.team, options.at, devices) and options.at:  # wrong options are not remembered
+            check_to_lead(options.at)
         target = target_of(options.track)
         log.listen(screen.show)
         if words := saved.words():
             log.note("remembered", options=command_line(*words))
         signals, rates = Signals(), Throttles()
-        sensors = Sensors(cache_directory() / "cards", [name for each in devices if (name := card_name(each))])
+        sensors = Sensors(cache_directory() / "cards")
         owner = OwnerControl(home, file, settings, rates, signals, log, sensors)
         owner.nickname = options.nickname or ""
         log.listen(owner.on_note)
@@ -142,6 +143,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
                 options = with_files(options, given, home, signed, network, admission, log)
                 start.save(remembered, settings)  # not what was refused
                 session = build(options, devices, home, identity, signed, log, stack, signals.stop.is_set)
+            sensors.train_on(session.cards)
             if not is_first and session.record.checkpoints.digest is None:
                 log.note("no checkpoint", seconds=SAVE_PERIOD_S)
             sharing.set_run(signed, home, session.record, bool(options.local))

@@ -27,6 +27,7 @@ from p2ptrain.ports import Clock, Notebook
 from p2ptrain.swarm import Counters, Peer, SwarmRules
 from p2ptrain.swarm.events import Event
 from p2ptrain.swarm.rules import SEARCH_PATIENCE_S
+from p2ptrain.train.accelerator import CPU
 from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES
 from p2ptrain.train.evaluate import HeldOutLoss
 from p2ptrain.train.learner import Learner
@@ -82,6 +83,8 @@ class TrainingSession:
     new_core: Callable[[], Peer]
     """Factory of protocol cores at the learner's step and progress."""
     record: SessionRecorder
+    cards: Sequence[str] = ()
+    """Names of the cards that train, as nvidia-smi knows them."""
     held: frozenset[int] | None = None
     """Fragments of a keeper; None: this peer holds all and trains."""
     loop: Callable[[PeerLearner, Signals, Callable[[Event], None], Hooks], None] = train
@@ -131,9 +134,9 @@ def build(
     memory_bytes, mesh = min(options.memory_bytes, installed_memory()), Mesh()
     if len(devices) + others > 1 or (options.stages or 1) > 1:
         mesh = mesh_of(manifest, devices, options.stages, memory_bytes, others)
-    else:
-        check_memory(manifest, devices[0])
-        activation_bytes(manifest, devices[0], options.memory_bytes)
+    elif devices[0] == CPU:  # the trainer checks the others
+        check_memory(manifest, CPU)
+        activation_bytes(manifest, CPU, options.memory_bytes)
     await_hub(manifest, home, log)
     corpus = open_corpus(
         manifest,
@@ -174,7 +177,7 @@ def build(
         compiler=task,
     )
     task.remaining_s = record.remaining_s
-    return TrainingSession(new_core, record)
+    return TrainingSession(new_core, record, task.cards)
 
 
 def _trained(
@@ -193,18 +196,20 @@ def _trained(
     manifest = signed.manifest
     checkpoints = Checkpoints(home.checkpoints)
     found = checkpoints.load_latest()
-    if len(devices) + others == 1:
-        cpu_bytes = activation_bytes(manifest, devices[0], options.memory_bytes)
+    if devices == [CPU] and not others:
+        cpu_bytes = activation_bytes(manifest, CPU, options.memory_bytes)
     else:
         cpu_bytes = CPU_ACTIVATION_BYTES // max(1, sum(each.type == "cpu" for each in devices))
 
     def named(path: Path | None) -> str | None:
         return None if path is None else str(path.absolute())
 
+    is_auto = (options.device or "auto") == "auto"  # the trainer takes the first card that computes
+    own = ("auto",) if is_auto and devices != [CPU] else tuple(map(str, devices))
     plan = TrainerPlan(
         home=str(home.path.absolute()),
         peer=peer,
-        devices=(*map(str, devices), *("auto",) * others),
+        devices=(*own, *("auto",) * others),
         at=None if options.at is None else str(LanAddress.parse(options.at)),
         others=others,
         stages=mesh.stages,

@@ -82,6 +82,8 @@ class RemoteTask:
         self._notebook = notebook
         self._is_stopping = is_stopping
         self._host: HostVector | None = None
+        self.cards: list[str] = []
+        """Names of this computer's cards that train, as nvidia-smi knows them."""
         self.is_ahead = False
         """Whether the trainer makes a step that ``inner_step`` has not returned."""
         self.tokens_per_step = tokens_per_step
@@ -173,6 +175,7 @@ class RemoteTask:
     def _adopt(self, trainer: TrainerHandle, first: dict[str, Any]) -> None:
         """Let a trainer go on where the last one was. Raises TrainerDiedError."""
         self._guessing, self.shares = float(first["guessing"]), bool(first["shares"])
+        self.cards = [str(each) for each in first["cards"]]
         if self._state:
             first = trainer.ask("restore", counters=self._state["counters"], loss_scale=self._state["loss_scale"])
         self._take(first)
