@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import psutil
 
 PEER = "peer-1"
@@ -28,7 +29,8 @@ def main(preset: str, seconds: str, pairs: str, *arms: str, compiles: bool = Fal
     for number in range(int(pairs)):
         for name, folder in folders if number % 2 == 0 else folders[::-1]:
             out = Path("out/pairs").absolute() / f"{preset}-{name}-{number}"
-            print(json.dumps({"arm": name, **measure(preset, seconds, Path(folder), out, compiles)}), flush=True)
+            row = {"arm": name, **measure(preset, seconds, Path(folder), out, compiles)}
+            click.echo(json.dumps(row))
 
 
 def measure(preset: str, seconds: str, checkout: Path, out: Path, compiles: bool) -> dict[str, Any]:
