@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import socket
 import subprocess
@@ -130,6 +131,20 @@ def test_a_rank_that_is_killed_on_the_other_computer_returns_and_so_does_a_leade
             assert task.inner_step(256.0).loss == pytest.approx(losses[1], rel=0.02)  # of the weights last stored
     assert log.kinds().count("waiting for ranks") == 3
     assert log.kinds().count("trainer died") == 2
+
+
+def test_a_computer_that_falls_silent_is_lost_and_returns(plan, at, tmp_path, in_own_process, monkeypatch):
+    monkeypatch.setattr(remote_task, "PAUSE_S", (0.01, 0.01))
+    with other(at, tmp_path) as second, started(over_two(plan, at)) as task:
+        silent = psutil.Process(second.process.pid).children(recursive=True)
+        for each in silent:
+            each.suspend()
+        with pytest.raises(TrainerAwayError):
+            step_on(task)
+        for each in silent:
+            each.resume()
+        wait_for_return(task)
+        assert math.isfinite(task.inner_step(0.0).loss)
 
 
 def test_no_rank_outlives_its_command(plan, at, tmp_path, in_own_process):
