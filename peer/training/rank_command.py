@@ -19,7 +19,7 @@ from p2ptrain.base import cgroups, files
 from p2ptrain.base.backoff import PAUSE_S, backoff
 from p2ptrain.base.device_names import DEVICE_NAME, DEVICE_WORDS
 from p2ptrain.base.errors import DeviceError, HomeError
-from p2ptrain.base.launcher import kill_tree, launched
+from p2ptrain.base.launcher import QUIET, kill_tree, launched
 from p2ptrain.base.text import UserPath
 from p2ptrain.ports import Notebook
 from peer.options import FILE, WEIGHTS
@@ -110,7 +110,9 @@ def take_part(leader: LanAddress, number: int, own: RemotePlan, notebook: Notebo
     while not stop.is_set():
         notebook.note("waiting for the leader", leader=str(leader))
         began = time.monotonic()
-        process = subprocess.Popen(launched(*command, **{REMOTE: own.model_dump_json()}), stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            launched(*command, **QUIET, **{REMOTE: own.model_dump_json()}), stdin=subprocess.DEVNULL
+        )
         while process.poll() is None and not stop.wait(POLL_S):
             pass
         kill_tree(process)
