@@ -46,7 +46,7 @@ with large_imports():
     from peer.training.agreement import agree
     from peer.training.plan import OWNERS_FAULT, REMOTE, VECTORS, RemotePlan, TrainerPlan
 
-ANSWERS = ("step", "losses", "restore", "load", "store", "add", "tried", "held_out", "sample", "finish")
+ANSWERS = ("step", "losses", "restore", "load", "store", "add", "tried", "held_out", "sample", "finish", "idle")
 """Questions that a trainer answers, by methods of these names."""
 RESTING_S = 5.0
 """Seconds without a step after which the compiler rests, too."""
@@ -257,6 +257,10 @@ class LanguageTrainer:
         """Write a text."""
         return {"text": self._task.sample(new_tokens)}
 
+    def idle(self) -> dict[str, Any]:
+        """Do nothing, within the longest wait of the ranks for each other."""
+        return {}
+
     def finish(self) -> dict[str, Any]:
         """Note that the run has ended."""
         self.is_final = True
@@ -348,7 +352,8 @@ def live(attachment: Attachment | None) -> None:
     answers = {name: getattr(trainer, name) for name in ANSWERS}
     if ranks.rank == 0:
         assert attachment is not None
-        attachment.serve(trainer.begin(), {name: ranks.together(name, each) for name, each in answers.items()})
+        together = {name: ranks.together(name, each) for name, each in answers.items()}
+        attachment.serve(trainer.begin(), together, together["idle"])
         ranks.end()
         return
     if attachment is None:
