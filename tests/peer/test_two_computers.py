@@ -16,8 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from swarm import Swarm
 from test_remote_task import PATIENCE_S, in_own_process, plan, started, step_on, trained, wait_for_return
 
+from p2ptrain import checkpoint
 from p2ptrain.base.errors import TrainerAwayError, UserError
 from p2ptrain.base.telemetry import MemoryLog
 from peer.training import remote_task
@@ -178,3 +180,26 @@ def test_a_computer_that_cannot_take_part_says_why(plan, at, tmp_path, in_own_pr
         task.close()
         starting.join(PATIENCE_S)
         assert not starting.is_alive()
+
+
+def test_two_computers_train_in_a_swarm_beside_a_plain_peer_to_the_end(at) -> None:
+    with Swarm(**{"run.tokens": 300_000, "model.config.num_hidden_layers": 2}) as swarm:
+        swarm.bootstrap()
+        words = ("--device", "cpu", "--team", "2", "--at", at)
+        leader = swarm.peer("leader", *words)
+        leader.wait_for("waiting for ranks")
+        assert "nothing between them is encrypted" in leader.output
+        leader.interrupt()
+        assert leader.end() == 0, leader.output
+        leader = swarm.peer("leader", *words)
+        command = ("rank", "--leader", at, "--device", "cpu", "--home", str(swarm.root / "rank"))
+        second = swarm.program(swarm.root / "rank", *CLI[1:], *command)
+        assert leader.wait_for("started")["device"] == "cpu + cpu"
+        plain = swarm.peer("plain")
+        assert [leader.end(), plain.end(), second.end()] == [0, 0, 0], leader.output + second.output
+        assert leader.events("exchanged")
+        assert second.events("team ended")
+        assert "Traceback" not in leader.output + second.output
+        found = checkpoint.load_latest(leader.home / "checkpoints").checkpoint
+        assert found is not None
+        assert found.state["ended"]
