@@ -16,7 +16,6 @@ from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.outer.step import OuterRule
 from p2ptrain.recipes import RECIPES
-from p2ptrain.sim.learners import QuadraticTask
 from p2ptrain.swarm.download_plan import Span, cut
 from p2ptrain.swarm.events import Commit
 from p2ptrain.team import shard as shard_module
@@ -33,6 +32,7 @@ from p2ptrain.train.learner import Learner
 from p2ptrain.train.payloads import Snapshot
 from p2ptrain.train.rules import LearnerRules
 from p2ptrain.train.sketch import sketch
+from sim.learners import QuadraticTask
 
 FRAGMENTS = [slice(0, 1000), slice(1000, 2500), slice(2500, 3000), slice(3000, 3600)]
 LINK = LinkId(PeerId("amber"), 1, outbound=True)

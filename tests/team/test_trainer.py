@@ -14,7 +14,6 @@ from p2ptrain.base.errors import NetworkError, TeamError
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.outer.step import OuterRule
 from p2ptrain.recipes import RECIPES
-from p2ptrain.sim.learners import QuadraticTask
 from p2ptrain.swarm.events import Applied, Commit, OuterStepDone, Unfit
 from p2ptrain.team import trainer as trainers
 from p2ptrain.team.inbox import TeamInbox
@@ -25,6 +24,7 @@ from p2ptrain.team.trainer import LeadingTrainer, follow
 from p2ptrain.team.turn import MOST_BYTES, DisplacementRecord, Turn, decode_turn, encode_turn
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.rules import LearnerRules
+from sim.learners import QuadraticTask
 
 
 class ThreadGroup:

@@ -14,9 +14,9 @@ from p2ptrain.outer.adaptive import RANK_WINDOW
 from p2ptrain.outer.fragments import slices
 from p2ptrain.outer.step import OuterRule
 from p2ptrain.recipes import RECIPES
-from p2ptrain.sim.lockstep.lockstep import Lockstep, LockstepRules
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.rules import LearnerRules
+from sim.lockstep.lockstep import Lockstep, LockstepRules
 
 H, RULE = 4, OuterRule(0.7, 0.5)
 BOTH_STREAMS = (0, 1, 2, 3)

@@ -13,10 +13,10 @@ from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.outer.fragments import layer_slices
 from p2ptrain.outer.step import OuterRule
 from p2ptrain.recipes import RECIPES
-from p2ptrain.sim.learners import QuadraticTask
 from p2ptrain.swarm.events import Commit, OuterStepDone
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.rules import LearnerRules
+from sim.learners import QuadraticTask
 
 UNITS = (2048, 1040, 1040, 1040)
 FRAGMENTS = layer_slices(UNITS, 4)

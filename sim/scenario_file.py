@@ -16,7 +16,7 @@ from p2ptrain.base.files import cause
 from p2ptrain.base.text import printable
 from p2ptrain.manifest.document import read_toml
 from p2ptrain.manifest.faults import error_lines, shown
-from p2ptrain.sim.scenario import Scenario
+from sim.scenario import Scenario
 
 S = TypeVar("S", bound=Scenario)
 

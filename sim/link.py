@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from p2ptrain.base.errors import MisfitError, NetworkError, RemoteError
 from p2ptrain.base.ids import LinkId
-from p2ptrain.sim.sizes import message_bytes, payload_bytes
-from p2ptrain.sim.transfers import Transfer
 from p2ptrain.swarm.events import Donated, LinkFailed, PeersSeen, Pulled, Received, Swap, SwapDone
 from p2ptrain.swarm.keeping import words
 from p2ptrain.swarm.messages import Accept, Message, Offer, WeightsReply
+from sim.sizes import message_bytes, payload_bytes
+from sim.transfers import Transfer
 
 if TYPE_CHECKING:
-    from p2ptrain.sim.peer import SimulatedPeer
+    from sim.peer import SimulatedPeer
 
 
 _PASSING_ON = (Offer, Accept, WeightsReply)

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf, isnan, nan
 
-from p2ptrain.sim.counting import CountingLearner
-from p2ptrain.sim.world import World
 from p2ptrain.swarm.events import Event, OuterStepDone
 from p2ptrain.train.keeper import Keeper
 from p2ptrain.train.learner import Learner
+from sim.counting import CountingLearner
+from sim.world import World
 
 SimulatedLearner = Learner | CountingLearner | Keeper
 """A peer's learner. Its payloads, differences and weights are opaque to the simulator."""

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
-from p2ptrain.sim.world import World
+from sim.world import World
 
 Action = tuple[Callable[..., None], tuple[Any, ...]]
 

@@ -20,11 +20,11 @@ from p2ptrain.page.server import PageServer
 from p2ptrain.page.untrusted import words
 from p2ptrain.page.view import ExchangeRow, FailureRow, PeerRow, RunFacts, View, plain
 from p2ptrain.ports import Notebook
-from p2ptrain.sim.population import Member
-from p2ptrain.sim.report import SimulationReport
-from p2ptrain.sim.scenario import Scenario
-from p2ptrain.sim.simulate import begin
-from p2ptrain.sim.simulation import Progress, Simulation
+from sim.population import Member
+from sim.report import SimulationReport
+from sim.scenario import Scenario
+from sim.simulate import begin
+from sim.simulation import Progress, Simulation
 
 LOOK_S = 0.5
 """Seconds of real time between two updates, as often as the page refreshes (``page.server``)."""

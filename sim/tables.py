@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from p2ptrain.page.untrusted import words
-from p2ptrain.sim.report import GroupFigures, SimulationReport
+from sim.report import GroupFigures, SimulationReport
 
 ROWS: tuple[tuple[str, str, str], ...] = (
     ("peers", "peers", ",.0f"),

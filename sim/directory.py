@@ -8,9 +8,9 @@ from random import Random
 from typing import Generic, TypeVar
 
 from p2ptrain.base.ids import PeerId, RunId
-from p2ptrain.sim.sizes import presence_bytes
 from p2ptrain.swarm import Presence
 from p2ptrain.swarm.presence_buckets import PresenceBucket, PresenceBuckets
+from sim.sizes import presence_bytes
 
 MOST = 128
 """Most records that one lookup returns, chosen at random if it found more, as in ``net.directory.MAX_RECORDS``."""

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from random import Random
 
 from p2ptrain.base.ids import RunId
-from p2ptrain.sim import learner_pool
-from p2ptrain.sim.directory import SimulatedDirectory
-from p2ptrain.sim.network import SimulatedNetwork
-from p2ptrain.sim.observer import Observer, figures
-from p2ptrain.sim.population import Population, ScenarioConditions
-from p2ptrain.sim.report import REPORT_VERSION, Cost, SimulationReport
-from p2ptrain.sim.scenario import Scenario
-from p2ptrain.sim.world import World
+from sim import learner_pool
+from sim.directory import SimulatedDirectory
+from sim.network import SimulatedNetwork
+from sim.observer import Observer, figures
+from sim.population import Population, ScenarioConditions
+from sim.report import REPORT_VERSION, Cost, SimulationReport
+from sim.scenario import Scenario
+from sim.world import World
 
 GARBAGE_OBJECTS = 1_000_000
 """New objects between two garbage collections. Cycles are rare: Python's own schedule took a tenth of the time and

@@ -12,8 +12,8 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from p2ptrain.sim.trainer import SimulatedLearner
 from p2ptrain.train.learner import Learner
+from sim.trainer import SimulatedLearner
 
 
 @dataclass(frozen=True, slots=True)

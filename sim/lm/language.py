@@ -13,16 +13,16 @@ from p2ptrain.manifest import TrainingSection
 from p2ptrain.manifest.model import Llama, LlamaConfig
 from p2ptrain.ports import InnerTask, Notebook
 from p2ptrain.recipes import RECIPES
-from p2ptrain.sim.evaluation import Evaluation, disagreement, slow_weights
-from p2ptrain.sim.learning import LanguageModelLearner
-from p2ptrain.sim.lm.pool import LanguageModelPool
-from p2ptrain.sim.lm.text import Text, shares
-from p2ptrain.sim.scenario import Scenario
-from p2ptrain.sim.trainer import SimulatedLearner, SimulatedTrainer
 from p2ptrain.train.batches import CorpusReader
 from p2ptrain.train.keeper import Keeper
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.rules import codecs_of, fragments_of, learner_rules, matrices_of
+from sim.evaluation import Evaluation, disagreement, slow_weights
+from sim.learning import LanguageModelLearner
+from sim.lm.pool import LanguageModelPool
+from sim.lm.text import Text, shares
+from sim.scenario import Scenario
+from sim.trainer import SimulatedLearner, SimulatedTrainer
 
 
 def make_pool(scenario: Scenario, device: str, together: bool = False) -> LanguageModelPool:

@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from p2ptrain.manifest.model import Llama
 from p2ptrain.outer.flat import FlatLayout
-from p2ptrain.sim.lm.kernels import (
+from sim.lm.kernels import (
     Fixed,
     Normalized,
     cross_entropy,

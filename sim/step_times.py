@@ -11,7 +11,7 @@ from torch import Tensor
 from p2ptrain.codec import CodecTerms, Matrices, effective_rank
 from p2ptrain.outer.adaptive import rank_and_inner_steps
 from p2ptrain.outer.policy import straggler_inner_steps
-from p2ptrain.sim.scenario import MEGABIT, Group, Scenario
+from sim.scenario import MEGABIT, Group, Scenario
 
 
 def step_times(step_s: float, jitter: float, random: Random) -> Callable[[], float]:

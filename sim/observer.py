@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import isfinite
 
-from p2ptrain.sim.evaluation import finite
-from p2ptrain.sim.learner_pool import LearnerPool
-from p2ptrain.sim.population import Member, Population
-from p2ptrain.sim.report import Bytes, CurvePoint, GroupFigures
-from p2ptrain.sim.scenario import Scenario
-from p2ptrain.sim.sizes import SimulatedTraffic
-from p2ptrain.sim.world import World
 from p2ptrain.swarm import Counters
+from sim.evaluation import finite
+from sim.learner_pool import LearnerPool
+from sim.population import Member, Population
+from sim.report import Bytes, CurvePoint, GroupFigures
+from sim.scenario import Scenario
+from sim.sizes import SimulatedTraffic
+from sim.world import World
 
 
 class Observer:

@@ -22,17 +22,17 @@ from p2ptrain.codec import Codec, CodecTerms, Feedback, LowRankCodec, Matrices, 
 from p2ptrain.codec.base import MagnitudeError
 from p2ptrain.outer.step import OuterRule
 from p2ptrain.recipes import RECIPES, Stream
-from p2ptrain.sim.evaluation import Evaluation, finite
-from p2ptrain.sim.learner_pool import QuadraticLearnerPool
-from p2ptrain.sim.learning import LanguageModelLearner
-from p2ptrain.sim.lm.language import LanguageLearnerPool
-from p2ptrain.sim.lockstep.averages import Averages
-from p2ptrain.sim.lockstep.lockstep import Lockstep, LockstepRules
-from p2ptrain.sim.report import REPORT_VERSION, Bytes, CurvePoint, GroupFigures, SimulationReport
-from p2ptrain.sim.scenario import Scenario
-from p2ptrain.sim.simulation import LEFT_OUT, RUN, Progress, cost
-from p2ptrain.sim.step_times import RankStepTimes
 from p2ptrain.train.rules import codecs_of
+from sim.evaluation import Evaluation, finite
+from sim.learner_pool import QuadraticLearnerPool
+from sim.learning import LanguageModelLearner
+from sim.lm.language import LanguageLearnerPool
+from sim.lockstep.averages import Averages
+from sim.lockstep.lockstep import Lockstep, LockstepRules
+from sim.report import REPORT_VERSION, Bytes, CurvePoint, GroupFigures, SimulationReport
+from sim.scenario import Scenario
+from sim.simulation import LEFT_OUT, RUN, Progress, cost
+from sim.step_times import RankStepTimes
 
 
 class Lossy:

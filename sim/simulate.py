@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from p2ptrain.sim.lockstep.ensemble import EnsembleSimulation
-from p2ptrain.sim.report import SimulationReport
-from p2ptrain.sim.scenario import Scenario
-from p2ptrain.sim.simulation import Progress, Simulation
+from sim.lockstep.ensemble import EnsembleSimulation
+from sim.report import SimulationReport
+from sim.scenario import Scenario
+from sim.simulation import Progress, Simulation
 
 
 def simulate(

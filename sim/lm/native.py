@@ -23,9 +23,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from p2ptrain.sim.lm.kernels import fixed
-from p2ptrain.sim.lm.stacked import StackedLlama
 from p2ptrain.train.compiling import compiler_program
+from sim.lm.kernels import fixed
+from sim.lm.stacked import StackedLlama
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 

@@ -20,7 +20,7 @@ from p2ptrain.base.text import PLAIN_WIDTH, printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from p2ptrain.sim.report import SimulationReport
+    from sim.report import SimulationReport
 
 
 FILE = click.Path(path_type=Path, readable=False)
@@ -49,7 +49,7 @@ def simulate(
     """Simulate the swarm of SCENARIO, a TOML file, and print the result.
 
     Simulated peers run the protocol and arithmetic of real peers on simulated computers and lines. docs/SIMULATOR.md
-    explains scenarios and reports; `p2ptrain docs` prints where it is.
+    explains scenarios and reports.
     """
     with command_imports():  # what the checks need; torch, which takes seconds, only after them
         from rich.console import Console
@@ -57,8 +57,8 @@ def simulate(
 
         from p2ptrain.page.listen_address import ListenAddress
         from p2ptrain.page.untrusted import words
-        from p2ptrain.sim import drawing, scenario_file
-        from p2ptrain.sim import report as reports
+        from sim import drawing, scenario_file
+        from sim import report as reports
 
     data = scenario_file.read(scenario, changes)
     described = scenario_file.parse(scenario_file.simulated(data))
@@ -72,9 +72,9 @@ def simulate(
     with command_imports():
         import torch
 
-        from p2ptrain.sim.serving import simulate_and_show
-        from p2ptrain.sim.simulate import simulate as run
         from p2ptrain.train.accelerator import choose_device
+        from sim.serving import simulate_and_show
+        from sim.simulate import simulate as run
 
     chosen = str(choose_device(device, is_exact=True))
     torch.set_num_threads(1)  # tensors are small, and results must not depend on the number of cores
@@ -136,7 +136,7 @@ def _target(option: str, path: Path | None, others: Mapping[str, Path | None]) -
 def _tell(
     console: Console, done: SimulationReport, other: SimulationReport | None, written: list[str], limited: bool
 ) -> None:
-    from p2ptrain.sim.tables import by_group, changed_settings, comparison, summary
+    from sim.tables import by_group, changed_settings, comparison, summary
 
     console.print(summary(done))
     if (groups := by_group(done)) is not None:

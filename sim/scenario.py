@@ -22,8 +22,8 @@ from p2ptrain.manifest.schema import (
 )
 from p2ptrain.manifest.section import Section
 from p2ptrain.recipes import RECIPES
-from p2ptrain.sim.learning import BytesLearner, LanguageModelLearner, QuadraticLearner
 from p2ptrain.swarm import keeping
+from sim.learning import BytesLearner, LanguageModelLearner, QuadraticLearner
 
 MAX_PEERS = 100_000
 """Largest number of peers; more is a typing mistake: 10,000 take 1.5 GB."""

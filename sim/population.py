@@ -10,15 +10,15 @@ from random import Random
 from typing import Any
 
 from p2ptrain.base.ids import PeerId
-from p2ptrain.sim.adversaries import Adversary, garbled
-from p2ptrain.sim.learner_pool import LearnerPool, swarm_rules_of
-from p2ptrain.sim.network import SimulatedNetwork
-from p2ptrain.sim.peer import SimulatedPeer
-from p2ptrain.sim.scenario import MEGABIT, Group, Scenario
-from p2ptrain.sim.step_times import inner_steps, step_times
-from p2ptrain.sim.trainer import SimulatedLearner
-from p2ptrain.sim.transfers import Pipe
 from p2ptrain.swarm import Peer, SwarmRules, keeping
+from sim.adversaries import Adversary, garbled
+from sim.learner_pool import LearnerPool, swarm_rules_of
+from sim.network import SimulatedNetwork
+from sim.peer import SimulatedPeer
+from sim.scenario import MEGABIT, Group, Scenario
+from sim.step_times import inner_steps, step_times
+from sim.trainer import SimulatedLearner
+from sim.transfers import Pipe
 
 PEER_ID_CHARACTERS = 52
 """Length of a libp2p id of an Ed25519 key, so that messages have their true sizes."""

@@ -7,12 +7,12 @@ from random import Random
 from typing import Protocol
 
 from p2ptrain.base.ids import PeerId, RunId
-from p2ptrain.sim.directory import Dated, SimulatedDirectory
-from p2ptrain.sim.peer import SimulatedPeer
-from p2ptrain.sim.trainer import SimulatedTrainer, StepBatcher
-from p2ptrain.sim.transfers import Transfers
-from p2ptrain.sim.world import World
 from p2ptrain.swarm import Presence
+from sim.directory import Dated, SimulatedDirectory
+from sim.peer import SimulatedPeer
+from sim.trainer import SimulatedTrainer, StepBatcher
+from sim.transfers import Transfers
+from sim.world import World
 
 
 class Conditions(Protocol):

@@ -26,7 +26,7 @@ from math import inf
 from random import Random
 
 from p2ptrain.recipes import RECIPES, Mix
-from p2ptrain.sim.scenario import MEGABIT, Scenario
+from sim.scenario import MEGABIT, Scenario
 
 GATHERS = frozenset({"sparseloco"})
 """Recipes whose messages do not add up to one message: every peer gets all of them."""

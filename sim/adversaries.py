@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from p2ptrain.outer.mixing import l2_norm
-from p2ptrain.sim.counting import Blank, BlankPayload
-from p2ptrain.sim.scenario import Forgery, Lie
 from p2ptrain.swarm.events import Announce
 from p2ptrain.swarm.messages import Accept, Decline, Message, Offer, WeightsReply, WeightsRequest
 from p2ptrain.train.payloads import Encoded, Payloads
+from sim.counting import Blank, BlankPayload
+from sim.scenario import Forgery, Lie
 
 SCALE = 3.0
 """Factor of scaled weights. Guess: the smallest factor that ruins an unprotected run would settle it."""

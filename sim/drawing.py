@@ -9,8 +9,8 @@ from pathlib import Path
 from p2ptrain.base import files
 from p2ptrain.base.documents import install_extra
 from p2ptrain.base.errors import ScenarioError
-from p2ptrain.sim.report import SimulationReport
-from p2ptrain.sim.tables import title
+from sim.report import SimulationReport
+from sim.tables import title
 
 FORMATS = (".png", ".svg", ".pdf")
 

@@ -12,11 +12,6 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.ports import Notebook
-from p2ptrain.sim.adversaries import Adversary
-from p2ptrain.sim.link import LinkEnd
-from p2ptrain.sim.sizes import SimulatedTraffic
-from p2ptrain.sim.trainer import SimulatedLearner, SimulatedTrainer
-from p2ptrain.sim.transfers import Pipe
 from p2ptrain.swarm import PRESENCE_LIFETIME_S, Peer, PeerState, Presence
 from p2ptrain.swarm.events import (
     Adopt,
@@ -44,9 +39,14 @@ from p2ptrain.swarm.events import (
     WakeAt,
     Woke,
 )
+from sim.adversaries import Adversary
+from sim.link import LinkEnd
+from sim.sizes import SimulatedTraffic
+from sim.trainer import SimulatedLearner, SimulatedTrainer
+from sim.transfers import Pipe
 
 if TYPE_CHECKING:
-    from p2ptrain.sim.network import SimulatedNetwork
+    from sim.network import SimulatedNetwork
 
 ADDRESSES = ("/ip4/203.0.113.77/tcp/40404",)
 """Addresses of every peer; only the length matters."""

@@ -16,17 +16,17 @@ from p2ptrain.codec import CodecTerms, Matrices, proposal_size
 from p2ptrain.outer.fragments import slices
 from p2ptrain.ports import InnerTask, Notebook
 from p2ptrain.recipes import RECIPES
-from p2ptrain.sim.counting import Blank, CountingLearner, CountingRules
-from p2ptrain.sim.evaluation import Evaluation, disagreement, slow_weights
-from p2ptrain.sim.learners import QuadraticTask
-from p2ptrain.sim.learning import BytesLearner, LanguageModelLearner, QuadraticLearner
-from p2ptrain.sim.lm.language import LanguageLearnerPool
-from p2ptrain.sim.scenario import Scenario
-from p2ptrain.sim.trainer import SimulatedLearner, SimulatedTrainer
 from p2ptrain.swarm import SwarmRules
 from p2ptrain.train.keeper import Keeper
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.rules import codecs_of, learner_rules, swarm_rules
+from sim.counting import Blank, CountingLearner, CountingRules
+from sim.evaluation import Evaluation, disagreement, slow_weights
+from sim.learners import QuadraticTask
+from sim.learning import BytesLearner, LanguageModelLearner, QuadraticLearner
+from sim.lm.language import LanguageLearnerPool
+from sim.scenario import Scenario
+from sim.trainer import SimulatedLearner, SimulatedTrainer
 
 
 class LearnerPool(Protocol):
