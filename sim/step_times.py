@@ -8,10 +8,10 @@ from random import Random
 
 from torch import Tensor
 
-from p2ptrain.codec import CodecTerms, Matrices, effective_rank
+from p2ptrain.codec import CodecTerms, Matrices, weighted_ranks
 from p2ptrain.outer.adaptive import rank_and_inner_steps
-from p2ptrain.outer.policy import straggler_inner_steps
 from sim.scenario import MEGABIT, Group, Scenario
+from sim.straggler import straggler_inner_steps
 
 
 def step_times(step_s: float, jitter: float, random: Random) -> Callable[[], float]:
@@ -41,6 +41,19 @@ def inner_steps(scenario: Scenario, group: Group, payload_bytes: int) -> int:
             exchange_s = payload_bytes / (widest * MEGABIT)
             share = group.up_mbit_s / widest
             return straggler_inner_steps(steps, scenario.outer.partners, exchange_s / group.step_s, share)
+
+
+def effective_rank(
+    vector: Tensor,  # [n] fp32: a pseudo-gradient, or the mean of several
+    terms: CodecTerms,
+) -> float:
+    """Compute the effective rank: the exponential of the entropy of the singular values (Roy and Vetterli, 2007).
+
+    The result is the mean over all matrices, weighted by their elements, without vectors; 0 if there is no nonzero
+    matrix. The cost is cubic in the smaller side, so measure it rarely.
+    """
+    weighted, counted = weighted_ranks(vector, terms)
+    return weighted / max(1, counted)
 
 
 class RankStepTimes:

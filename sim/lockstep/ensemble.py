@@ -18,7 +18,7 @@ from random import Random
 import torch
 from torch import Tensor
 
-from p2ptrain.codec import Codec, CodecTerms, Feedback, LowRankCodec, Matrices, compress, is_decodable
+from p2ptrain.codec import Codec, CodecTerms, LowRankCodec, Matrices, is_decodable
 from p2ptrain.codec.base import MagnitudeError
 from p2ptrain.outer.step import OuterRule
 from p2ptrain.recipes import RECIPES, Stream
@@ -28,6 +28,7 @@ from sim.learner_pool import QuadraticLearnerPool
 from sim.learning import LanguageModelLearner
 from sim.lm.language import LanguageLearnerPool
 from sim.lockstep.averages import Averages
+from sim.lockstep.feedback import Feedback, compress
 from sim.lockstep.lockstep import Lockstep, LockstepRules
 from sim.report import REPORT_VERSION, Bytes, CurvePoint, GroupFigures, SimulationReport
 from sim.scenario import Scenario

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from p2ptrain.base.ids import PeerId
-from p2ptrain.outer.forms import merged, own_fresh
 from p2ptrain.outer.mixing import displaced, late_momentum, late_pseudo_gradient
 from p2ptrain.outer.step import OuterRule, OuterState, outer_step, pseudo_gradient
 from p2ptrain.ports import InnerTask
@@ -161,7 +160,7 @@ class Lockstep:
         sent = self._send("pseudo_gradient", 0, g)
         mean_before, own_before = self._before[0] or (torch.zeros_like(g), torch.zeros_like(g))
         if self._rules.recipe.delay == "phase_own_fresh":
-            use = own_fresh(mean_before, own_before, sent, len(self._tasks))
+            use = _own_fresh(mean_before, own_before, sent, len(self._tasks))
         else:
             use = mean_before
         if self._before[0] is not None:
@@ -183,7 +182,7 @@ class Lockstep:
                 arrived = self._before[fragment]
                 if arrived is not None and inner == (sent_at + rules.late_steps) % steps:
                     self._states[fragment] = outer_step(self._states[fragment], arrived[0], rules.outer)
-                    fresh = merged(self._theta()[:, piece], self._states[fragment].slow, rules.alpha)
+                    fresh = _merged(self._theta()[:, piece], self._states[fragment].slow, rules.alpha)
                     for task, row in zip(self._tasks, fresh, strict=True):
                         task.theta[piece].copy_(row)
                     self._before[fragment] = None
@@ -242,3 +241,22 @@ class Lockstep:
     def _move(self, displacement: Tensor) -> None:
         for task, row in zip(self._tasks, displacement, strict=True):
             task.theta.add_(row)
+
+
+def _own_fresh(
+    mean_before: Tensor,  # [N, F] fp32: all peers' mean pseudo-gradient of the phase before
+    own_before: Tensor,  # [N, F] fp32: the own share of it
+    own: Tensor,  # [N, F] fp32: the own pseudo-gradient of this phase
+    peers: int,
+) -> Tensor:
+    """Compute Eager DiLoCo's pseudo-gradient [N, F] (arXiv 2502.12996): only the own share is of this phase."""
+    return mean_before + (own - own_before) / peers
+
+
+def _merged(
+    theta: Tensor,  # [N, F] fp32: fast weights, some inner steps past the averaged snapshot
+    slow: Tensor,  # [N, F] fp32: the slow weights that resulted from the average
+    alpha: float,
+) -> Tensor:
+    """Merge the late average: ``theta <- alpha theta + (1 - alpha) x`` [N, F]; Streaming DiLoCo, arXiv 2501.18512."""
+    return alpha * theta + (1 - alpha) * slow

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from p2ptrain.base.ids import RunId
-from p2ptrain.codec import CodecTerms, LowRankCodec, effective_rank
+from p2ptrain.codec import CodecTerms, LowRankCodec
 from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.outer.fragments import slices
 from p2ptrain.train.model import build_module
@@ -21,7 +21,7 @@ from sim.learning import LanguageModelLearner
 from sim.lm.language import LanguageLearnerPool, description, make_pool
 from sim.lockstep.ensemble import EnsembleSimulation, Lossy
 from sim.scenario import Scenario
-from sim.step_times import RankStepTimes
+from sim.step_times import RankStepTimes, effective_rank
 
 RANK = 2
 OUTER: dict[str, Any] = {

@@ -16,23 +16,16 @@ Legend: n elements of a fragment.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
-from p2ptrain.codec.base import Codec, CodecTerms, Decodable
-from p2ptrain.codec.lowrank import LowRankCodec
-
-
-def is_decodable(codec: Codec) -> TypeGuard[Decodable]:
-    """Return whether a codec's messages can be read alone."""
-    return hasattr(codec, "decode")
+from p2ptrain.codec import CodecTerms, Decodable, LowRankCodec
 
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """State of one stream between messages. Saved in the checkpoint, never sent."""
+    """State of one stream between messages; never sent."""
 
     residual: Tensor  # [n] fp32 not sent yet
     start: Tensor | None = None  # start of the low-rank codec's next power iteration

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.outer.policy import straggler_inner_steps
+from sim.straggler import straggler_inner_steps
 
 
 @pytest.mark.parametrize(
