@@ -11,13 +11,13 @@ from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.outer.fragments import slices
 from p2ptrain.outer.step import OuterRule
 from p2ptrain.recipes import RECIPES
-from p2ptrain.sim.learners import QuadraticTask
 from p2ptrain.swarm.events import Applied, Commit, ExchangeDue, OuterStepDone
 from p2ptrain.train import fast_weights
 from p2ptrain.train.device_copies import CudaCopies
 from p2ptrain.train.fast_weights import FastWeights
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.rules import LearnerRules
+from sim.learners import QuadraticTask
 
 __all__ = ["lazy_streams"]
 
