@@ -34,7 +34,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from p2ptrain.base import files
-from p2ptrain.base.launcher import launched
+from p2ptrain.base.launcher import kill_tree, launched
 from p2ptrain.base.text import UserPath, one_line
 from p2ptrain.train import accelerator
 from p2ptrain.train.compiled_pass import GAIN, TRY_LATER, CompiledPassError, use
@@ -86,9 +86,7 @@ def private_folder(directory: Path, name: str) -> Path:
     os.utime(folder)
     with contextlib.suppress(OSError):  # another peer may delete the same at the same moment
         used = {each: each.stat().st_mtime for each in (*directory.iterdir(), *folder.iterdir())}
-        caches = sorted(
-            (each for each in used if each.parent == folder and each.is_dir()), key=lambda each: -used[each]
-        )
+        caches = sorted((each for each in folder.iterdir() if each.is_dir()), key=used.__getitem__, reverse=True)
         for each in {*caches[KEPT:], *(each for each, at in used.items() if at < oldest)}:
             if each.is_dir():
                 forget(each)
@@ -241,12 +239,9 @@ class BackgroundCompiler:
 
         Raises OSError and CompiledPassError.
         """
-        try:
-            raise CompiledPassError(
-                remembered(failure_file(cache).read_text(encoding="utf-8", errors="replace"), cache)
-            )
-        except FileNotFoundError:
-            pass
+        if failure_file(cache).exists():
+            why = failure_file(cache).read_text(encoding="utf-8", errors="replace")
+            raise CompiledPassError(remembered(why, cache))
         if compiler_program(os.environ) is None:
             raise CompiledPassError("there is no C++ compiler; p2ptrain doctor says how to install one")
         device = self._task.theta.device
@@ -294,7 +289,7 @@ class BackgroundCompiler:
                         if self._clock() - began > self._deadline_s:
                             raise CompiledPassError(f"the compiler did not end within {self._deadline_s:.0f} s")
                 finally:
-                    _end(process)
+                    kill_tree(process)
             said.seek(max(0, said.seek(0, os.SEEK_END) - TAIL_BYTES))
             return process.returncode, said.read()
 
@@ -331,13 +326,3 @@ def reason(status: int, said: bytes) -> str:
         return f"signal {name} ended the compiler; the memory may be too small"
     lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
     return lines[-1] if lines else f"the compiler ended with status {status}"
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the child, which leads a session of its own, and its children, unless it has ended."""
-    if process.poll() is None:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:  # it has not begun its session yet
-            process.kill()
-        process.wait()
