@@ -25,7 +25,7 @@ from p2ptrain.swarm.events import Adopted, Applied, Event
 from p2ptrain.swarm.keeping import ranges_of
 from p2ptrain.train.inbox import NOT_HELD, Adoption, Delivery, Displacement, Inbox
 from p2ptrain.train.payloads import Payloads, Snapshot
-from p2ptrain.train.piece_store import LocalPieceStore
+from p2ptrain.train.payloads import LocalPieceStore
 
 if TYPE_CHECKING:
     from p2ptrain.ports import Saved
