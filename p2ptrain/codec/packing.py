@@ -8,8 +8,14 @@ Legend: k codes.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
+
+_WIDE = {2: (4, torch.int32, torch.uint8), 3: (8, torch.int64, None), 4: (2, torch.int16, torch.uint8)}
+"""By the bits of a code: codes that are packed together, the integer that holds them unpacked, and the one that holds
+them packed, if there is one."""
 
 
 def pack(
@@ -18,18 +24,18 @@ def pack(
 ) -> Tensor:
     """Pack codes of a few bits, [ceil(k bits / 8)] uint8.
 
-    Eight codes fill a 64-bit integer; each pass joins neighbours, so that their bits end up in the lowest bytes.
+    As few codes as fill whole bytes lie in a wider integer; each pass joins neighbours, so that their bits end up in
+    the lowest bytes.
     """
-    joined = _padded(codes, 8).view(torch.int64)
-    for width in (16, 32, 64):
-        joined = (joined | (joined >> (8 - bits) * width // 16)).bitwise_and_(_fields(width, bits * width // 8))
-    match bits:
-        case 2:
-            packed = joined.to(torch.int16).view(torch.uint8)
-        case 4:
-            packed = joined.to(torch.int32).view(torch.uint8)
-        case _:
-            packed = joined.view(torch.uint8).view(-1, 8)[:, :bits].reshape(-1)
+    together, wide, narrow = _WIDE[bits]
+    joined = _padded(codes, together).view(wide)
+    width = 8
+    while (width := 2 * width) <= 8 * together:
+        joined = (joined | (joined >> (8 - bits) * width // 16)).bitwise_and_(_fields(8 * together, width, bits * width // 8))
+    if narrow is not None:
+        packed = joined.to(narrow)
+    else:
+        packed = joined.view(torch.uint8).view(-1, 8)[:, :bits].reshape(-1)
     return packed[: code_bytes(len(codes), bits)]
 
 
@@ -39,10 +45,15 @@ def unpack(
     count: int,  # k
 ) -> Tensor:
     """Unpack codes of a few bits, [k] uint8."""
-    eights = _padded(packed, bits).view(-1, bits)
-    codes = torch.nn.functional.pad(eights, (0, 8 - bits)).view(torch.int64)
-    for width in (64, 32, 16):
-        codes = (codes | (codes << (8 - bits) * width // 16)).bitwise_and_(_fields(width // 2, bits * width // 16))
+    together, wide, narrow = _WIDE[bits]
+    if narrow is not None:
+        codes = packed.to(wide)
+    else:
+        codes = torch.nn.functional.pad(_padded(packed, bits).view(-1, bits), (0, 8 - bits)).view(wide)
+    width = 16 * together
+    while (width := width // 2) > 8:
+        fields = _fields(8 * together, width // 2, bits * width // 16)
+        codes = (codes | (codes << (8 - bits) * width // 16)).bitwise_and_(fields)
     return codes.view(torch.uint8).view(-1)[:count]
 
 
@@ -55,9 +66,10 @@ def _padded(values: Tensor, multiple: int) -> Tensor:
     return torch.nn.functional.pad(values, (0, missing)) if missing else values
 
 
-def _fields(width: int, low: int) -> int:
-    """Return a mask of the ``low`` lowest bits of each ``width`` bits of a 64-bit integer."""
-    return sum((2**low - 1) << begin for begin in range(0, 64, width))
+@functools.cache
+def _fields(size: int, width: int, low: int) -> int:
+    """Return a mask of the ``low`` lowest bits of each ``width`` bits of an integer of ``size`` bits."""
+    return sum((2**low - 1) << begin for begin in range(0, size, width))
 
 
 def pack_twelve(

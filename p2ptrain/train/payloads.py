@@ -213,10 +213,10 @@ class Payloads:
         snapshot = self.published  # read later: the trainer publishes before it settles
         parts, has_changed = list(snapshot.parts), False
         for serial, (commit, difference) in pending:
-            for number, part in zip(difference.fragments, difference.parts, strict=True):
+            for number, part, norm in zip(difference.fragments, difference.parts, difference.norms, strict=True):
                 is_weight = number < len(snapshot.applied)
                 if is_weight and number in fragments and serial > snapshot.applied[number]:
-                    parts[number] = parts[number] + displacement(part, commit.share, commit.clip_radius)
+                    parts[number] = parts[number] + displacement(part, commit.share, commit.clip_radius, norm)
                     has_changed = True
         return replace(snapshot, parts=tuple(parts)) if has_changed else snapshot
 

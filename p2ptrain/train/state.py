@@ -205,11 +205,11 @@ class HostState:
         """
         difference, commit, rule = ready.difference, ready.commit, self._rules.outer
         ahead: dict[int, float] = {}  # L2 norms by which theta moves further than x
-        for number, part in zip(difference.fragments, difference.parts, strict=True):
+        for number, part, norm in zip(difference.fragments, difference.parts, difference.norms, strict=True):
             stream, fragment = self._payloads.place(number)
             if stream == "pseudo_gradient":
                 self._remember_left_out(fragment, difference.mine, number)
-            dx = displacement(part, commit.share, commit.clip_radius)
+            dx = displacement(part, commit.share, commit.clip_radius, norm)
             state = (self.states if self.phase is None else self.phase.states)[fragment]
             match entry_of(self._rules.recipe, stream, self.phase is not None):
                 case Entry.ROUND:
