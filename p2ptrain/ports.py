@@ -6,7 +6,7 @@ port              real                            in memory
 InnerTask         train.inner.LanguageModelTask   sim.learners.QuadraticTask
 RemoteInnerTask   peer.training.RemoteTask        none: such a task is in this process
 ExchangePayloads  train.payloads.Payloads         sim.counting.CountingLearner
-PieceStore        train.payloads.LocalPieceStore  the same
+PieceStore        train.sketch.LocalPieceStore  the same
 DonorWeights      train.payloads.Payloads         the same, with small tensors
 Deliveries        train.inbox.Inbox               sim.counting.CountingLearner
 Link              net.links.StreamLink            tests: memory_network.MemoryLink

@@ -13,9 +13,10 @@ import functools
 import torch
 from torch import Tensor
 
-_WIDE = {2: (4, torch.int32, torch.uint8), 3: (8, torch.int64, None), 4: (2, torch.int16, torch.uint8)}
-"""By the bits of a code: codes that are packed together, the integer that holds them unpacked, and the one that holds
-them packed, if there is one."""
+_PASSES = {2: (16, 32), 3: (16, 32, 64), 4: (16,)}
+"""By the bits of a code: how wide a field is after each pass that joins neighbours. As many codes as fill whole bytes
+lie in an integer of the last width."""
+_INTEGERS = {16: torch.int16, 32: torch.int32, 64: torch.int64}
 
 
 def pack(
@@ -24,18 +25,14 @@ def pack(
 ) -> Tensor:
     """Pack codes of a few bits, [ceil(k bits / 8)] uint8.
 
-    As few codes as fill whole bytes lie in a wider integer; each pass joins neighbours, so that their bits end up in
-    the lowest bytes.
+    Each pass joins neighbours, so that their bits end up in the lowest bytes.
     """
-    together, wide, narrow = _WIDE[bits]
-    joined = _padded(codes, together).view(wide)
-    width = 8
-    while (width := 2 * width) <= 8 * together:
-        joined = (joined | (joined >> (8 - bits) * width // 16)).bitwise_and_(_fields(8 * together, width, bits * width // 8))
-    if narrow is not None:
-        packed = joined.to(narrow)
-    else:
-        packed = joined.view(torch.uint8).view(-1, 8)[:, :bits].reshape(-1)
+    size = _PASSES[bits][-1]
+    joined = _padded(codes, size // 8).view(_INTEGERS[size])
+    for width in _PASSES[bits]:
+        joined = (joined | (joined >> (8 - bits) * width // 16)).bitwise_and_(_fields(size, width, bits * width // 8))
+    one_byte = bits * size == 64
+    packed = joined.to(torch.uint8) if one_byte else joined.view(torch.uint8).view(-1, 8)[:, :bits].reshape(-1)
     return packed[: code_bytes(len(codes), bits)]
 
 
@@ -45,14 +42,13 @@ def unpack(
     count: int,  # k
 ) -> Tensor:
     """Unpack codes of a few bits, [k] uint8."""
-    together, wide, narrow = _WIDE[bits]
-    if narrow is not None:
-        codes = packed.to(wide)
+    size = _PASSES[bits][-1]
+    if bits * size == 64:  # one byte
+        codes = packed.to(_INTEGERS[size])
     else:
-        codes = torch.nn.functional.pad(_padded(packed, bits).view(-1, bits), (0, 8 - bits)).view(wide)
-    width = 16 * together
-    while (width := width // 2) > 8:
-        fields = _fields(8 * together, width // 2, bits * width // 16)
+        codes = torch.nn.functional.pad(_padded(packed, bits).view(-1, bits), (0, 8 - bits)).view(_INTEGERS[size])
+    for width in reversed(_PASSES[bits]):
+        fields = _fields(size, width // 2, bits * width // 16)
         codes = (codes | (codes << (8 - bits) * width // 16)).bitwise_and_(fields)
     return codes.view(torch.uint8).view(-1)[:count]
 

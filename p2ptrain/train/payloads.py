@@ -33,7 +33,7 @@ from p2ptrain.outer.mixing import displacement, l2_norm
 from p2ptrain.recipes import Stream
 from p2ptrain.swarm.download_plan import Span
 from p2ptrain.swarm.events import Commit
-from p2ptrain.train.sketch import sketch
+from p2ptrain.train.sketch import LocalPieceStore, sketch
 from p2ptrain.train.widths import WidthFeedback, Widths, judge
 
 TINY = torch.finfo(torch.float32).tiny
@@ -118,6 +118,7 @@ class Payloads:
         matrices: of each fragment; empty: unknown.
         shown: which weights partners get.
         adds_pending: whether partners get the weights as they will be once committed displacements are applied.
+        held: fragments that a keeper holds, the others being empty; None: all.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class Payloads:
         matrices: Sequence[Matrices] = (),
         shown: Stream = "slow",
         adds_pending: bool = False,
+        held: frozenset[int] | None = None,
     ) -> None:
         self.published = Snapshot(0, (), ())
         self.rank = 0
@@ -135,6 +137,7 @@ class Payloads:
         writes it."""
         self._streams: tuple[Stream, ...] = (shown, "pseudo_gradient")
         self._lengths = tuple(lengths)
+        self._held_sizes = [4 * n if held is None or each in held else 0 for each, n in enumerate(lengths)]
         self._matrices = tuple(matrices) or ((),) * len(self._lengths)
         if len(self._matrices) != len(self._lengths):
             raise ValueError(f"matrices of {len(self._matrices)} fragments, expected {len(self._lengths)}")
@@ -327,9 +330,9 @@ class Payloads:
     # --- whole models -------------------------------------------------------------------------------------------------
 
     def weights(self) -> list[bytes]:
-        """Return all slow weights of the current snapshot as fp32 bytes, for a newcomer."""
+        """Return all slow weights of the current snapshot as fp32 bytes, for a newcomer; empty where none are held."""
         fp32 = codecs.get("fp32")
-        return [fp32.encode(fragment, CodecTerms(fragment.numel())) for fragment in self.published.slow]
+        return [fp32.encode(each, CodecTerms(each.numel())) if each.numel() else b"" for each in self.published.slow]
 
     def slow(self) -> Sequence[Tensor]:
         """Return the slow weights of the current snapshot; read-only, not a copy."""
@@ -346,21 +349,18 @@ class Payloads:
 
     @property
     def are_zero(self) -> bool:
-        """Whether all weights are zero, so there are none yet."""
-        return not any(bool(part.any()) for part in self.published.slow)
+        """Whether all weights are zero, so there are none yet; never of a keeper, which adopts the run's."""
+        return self._held_sizes == self.weight_sizes() and not any(bool(part.any()) for part in self.published.slow)
 
     def new_download(self) -> LocalPieceStore:
-        """Return a store for a donor's weights."""
-        return LocalPieceStore(self.weight_sizes())
+        """Return a store for a donor's weights, with room for the held fragments."""
+        return LocalPieceStore(self._held_sizes)
 
     def check_weights(self, parts: Sequence[bytes | bytearray]) -> None:
         """Raise RemoteError unless a donor's weights have the right shapes, are finite and within the codecs' range."""
-        self._check(parts, self.weight_sizes())
-
-    def _check(self, parts: Sequence[bytes | bytearray], sizes: Sequence[int]) -> None:
-        if [len(part) for part in parts] != list(sizes):
+        if [len(part) for part in parts] != self._held_sizes:
             raise RemoteError("its weights do not have the shapes of the model")
-        for part in parts:
+        for part in filter(None, parts):
             weights = torch.frombuffer(part, dtype=torch.float32)
             if not float(weights.abs().max()) <= codecs.LARGEST_MAGNITUDE:  # false for NaN
                 raise RemoteError("its weights are not finite")
@@ -377,23 +377,3 @@ def fingerprint_of(parts: Sequence[bytes | bytearray]) -> bytes:
 def _slice(slow: Sequence[Tensor], span: Span) -> Tensor:
     """Return one piece of a model as a view, [n] fp32."""
     return slow[span.fragment][span.start // 4 : span.stop // 4]
-
-
-class LocalPieceStore:
-    """``ports.PieceStore`` in this process: all fragments, of which only the received pieces are filled.
-
-    Args:
-        sizes: bytes of each fragment.
-    """
-
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self.whole = [bytearray(size) for size in sizes]
-
-    def store(self, span: Span, piece: bytes | bytearray | memoryview) -> None:
-        """Store a received piece."""
-        memoryview(self.whole[span.fragment])[span.start : span.stop] = piece
-
-    def sketch(self, span: Span, seed: int) -> bytes:
-        """Return the sketch of a stored piece."""
-        weights = torch.frombuffer(self.whole[span.fragment], dtype=torch.float32)
-        return sketch(weights[span.start // 4 : span.stop // 4], seed)

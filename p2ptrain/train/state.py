@@ -157,7 +157,9 @@ class HostState:
     def _adapt(self, adaptive: AdaptiveRank) -> None:
         """Choose rank and H of the next phase by the effective rank of the average that this outer step uses."""
         terms = [self._payloads.terms(len(self.states) + fragment) for fragment in range(len(self.states))]
-        weighted, counted = zip(*(weighted_ranks(g, each) for g, each in zip(self.late, terms, strict=True)), strict=True)
+        weighted, counted = zip(
+            *(weighted_ranks(g, each) for g, each in zip(self.late, terms, strict=True)), strict=True
+        )
         if rank := math.fsum(weighted) / max(1.0, math.fsum(counted)):
             adaptive.follow(rank)
             self._payloads.rank, self.inner_steps = adaptive.rank, adaptive.inner_steps

@@ -60,7 +60,7 @@ from p2ptrain.net.weight_server import WeightServer
 from p2ptrain.page.metrics import exposition
 from p2ptrain.receipts import Book, Objection, Receipt
 from p2ptrain.train.payloads import Payloads, Snapshot
-from p2ptrain.train.payloads import LocalPieceStore
+from p2ptrain.train.sketch import LocalPieceStore
 from p2ptrain.train.sketch import SKETCH_BYTES
 
 OURS = RemoteError, NetworkError
