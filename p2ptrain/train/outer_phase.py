@@ -1,5 +1,4 @@
-"""What a recipe does: its outer step, in two halves before and after the exchanges that it waits for, and where
-displacements enter.
+"""What a recipe does with an inner phase, in two halves around the exchanges that it waits for, and displacements.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Host state of one peer: slow weights x, momentum, fast weights theta, and what changes them or shows them to partners.
+"""Host state of one peer: slow weights x, momentum and fast weights theta, and what changes or shows them.
 
 A phase's end, a showing, a displacement and an adoption each have one method; the recipe decides what they do
 (``outer_phase``). Slow weights are immutable tensors that are replaced; fast ones are the task's vector theta, written
@@ -157,9 +157,8 @@ class HostState:
     def _adapt(self, adaptive: AdaptiveRank) -> None:
         """Choose rank and H of the next phase by the effective rank of the average that this outer step uses."""
         terms = [self._payloads.terms(len(self.states) + fragment) for fragment in range(len(self.states))]
-        weighted, counted = zip(
-            *(weighted_ranks(g, each) for g, each in zip(self.late, terms, strict=True)), strict=True
-        )
+        ranks = [weighted_ranks(g, each) for g, each in zip(self.late, terms, strict=True)]
+        weighted, counted = zip(*ranks, strict=True)
         if rank := math.fsum(weighted) / max(1.0, math.fsum(counted)):
             adaptive.follow(rank)
             self._payloads.rank, self.inner_steps = adaptive.rank, adaptive.inner_steps
