@@ -21,7 +21,6 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.base.logging_setup import logging_installed, reporting
 from p2ptrain.base.telemetry import EventLog, lossy_output
 from p2ptrain.base.text import command_line
-from p2ptrain.checkpoint import checkpoints_in
 from p2ptrain.data.corpus import check_named
 from p2ptrain.data.file_store import named_files
 from p2ptrain.data.stream import cache_directory
@@ -42,7 +41,6 @@ from p2ptrain.ports import Link, Transport
 from p2ptrain.recipes import RECIPES
 from p2ptrain.swarm import Presence
 from p2ptrain.swarm.events import Event, LeaveRequested, TrainingEnded
-from p2ptrain.train.accelerator import card_name
 from p2ptrain.train.loop import Hooks, Signals, train
 from peer.admission_client import AdmissionClient
 from peer.assembly import PeerOptions, TrainingSession, build
@@ -66,20 +64,12 @@ from peer.space import check_space
 from peer.start_options import StartFile, StartOptions
 from peer.state import StatusView
 from peer.stopping import Stopping
-from peer.team.devices import choose_devices
-from peer.team.lan_options import check_no_rank, other_ranks
-from peer.team.recovery import Recovery, TeamStoppedError
 from peer.trackers import TrackedRun, Tracker, target_of
+from peer.training.devices import choose_devices, other_ranks
+from peer.training.lan_address import check_to_lead
 
 CODEC_THREADS = 2
 """Threads that encode and decode; two, so that a large exchange does not delay a small one. torch releases the GIL."""
-
-ENDING_S = 0.05
-"""Seconds between two looks at whether the network has ended."""
-
-GOODBYE_S = 5.0
-"""Longest farewell of a peer that is stopped while its ranks start again: nothing can be applied any more. Guess: how
-long partners need to hear of it."""
 
 WrapEnvironment = Callable[[DriverEnvironment, Any, float], DriverEnvironment]
 """Maps an honest peer's environment, its learner and the run's tokens to the environment to use."""
@@ -109,14 +99,14 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
         devices = [torch.device("cpu")] if keeps else choose_devices(options.device or "auto")
         if options.keep is not None:
             check_options(given, options.keep, home)
-        check_no_rank(home)
-        other_ranks(options.team, options.at, devices)  # wrong options are not remembered
+        if other_ranks(options.team, options.at, devices) and options.at:  # wrong options are not remembered
+            check_to_lead(options.at)
         target = target_of(options.track)
         log.listen(screen.show)
         if words := saved.words():
             log.note("remembered", options=command_line(*words))
         signals, rates = Signals(), Throttles()
-        sensors = Sensors(cache_directory() / "cards", [name for each in devices if (name := card_name(each))])
+        sensors = Sensors(cache_directory() / "cards")
         owner = OwnerControl(home, file, settings, rates, signals, log, sensors)
         owner.nickname = options.nickname or ""
         log.listen(owner.on_note)
@@ -152,7 +142,8 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
             else:
                 options = with_files(options, given, home, signed, network, admission, log)
                 start.save(remembered, settings)  # not what was refused
-                session = build(options, devices, home, identity, signed, log, stack, signals.stop.is_set, screen.say)
+                session = build(options, devices, home, identity, signed, log, stack, signals.stop.is_set)
+            sensors.train_on(session.cards)
             if not is_first and session.record.checkpoints.digest is None:
                 log.note("no checkpoint", seconds=SAVE_PERIOD_S)
             sharing.set_run(signed, home, session.record, bool(options.local))
@@ -169,12 +160,9 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
                     _run_alone(session, signals, owner)
                 else:
                     _run_in_swarm(session, signals, owner, network, signed, admission, sharing, wrap)
-                Recovery(session.team, session.record).run(session.record.end)
-            except TeamStoppedError:  # after the last checkpoint no ranks were left to save another
-                log.note("checkpoint kept", step=max(checkpoints_in(home.checkpoints), default=None))
+                session.record.end()
             except Exception:  # save hours of training, whatever failed
-                if session.team is None or session.team.is_running:
-                    session.record.saver.rescue()
+                session.record.saver.rescue()
                 raise
             if network is not None and (fault := network.identity_watch.error()):
                 raise fault
@@ -231,11 +219,10 @@ def _run_alone(session: TrainingSession, signals: Signals, owner: OwnerControl) 
             signals.finished.set()
             record.learner.inbox.wake()  # the trainer may be about to wait
 
-    recovery = Recovery(session.team, record)
-    recovery.run(record.begin)
+    record.begin()
     signals.begin.set()
     owner.take(TrainingHandle(record, None, TrainerControl(signals, record.learner.inbox.wake)))
-    recovery.run(lambda: train(record.learner, signals, post, _hooks(record)))
+    train(record.learner, signals, post, _hooks(record))
     record.why = "the run's end" if record.learner.ended else "stopped by its owner"
 
 
@@ -342,29 +329,12 @@ def _run_in_swarm(
                 cache_task.cancel()
                 connection.save_cache(records())
 
-        recovery = Recovery(session.team, record, participation)
-        recovery.run(record.begin)
+        record.begin()
         owner.take(TrainingHandle(record, participation, control, lambda: admission.status))
         ended: Future[str] = network.thread.submit(live())
         ended.add_done_callback(end)
         hooks = replace(_hooks(record), turned=participation.turned)
         if isinstance(record, KeeperRecorder):
             hooks = replace(hooks, turned=record.turned_after(participation.turned))
-        try:
-            recovery.run(lambda: session.loop(learner, signals, participation.post, hooks))
-        except TeamStoppedError:
-            _say_goodbye(recovery, participation, ended)
-            record.why = "stopped by its owner"
-            raise
+        session.loop(learner, signals, participation.post, hooks)
         record.why = ended.result()
-
-
-def _say_goodbye(recovery: Recovery, participation: Participation, ended: Future[str]) -> None:
-    """Leave the swarm without a generation of ranks; what partners still deliver is dropped."""
-    participation.post(LeaveRequested())
-    until = time.monotonic() + GOODBYE_S
-    while not ended.done() and time.monotonic() < until:
-        recovery.drop_deliveries()
-        participation.turned()
-        time.sleep(ENDING_S)
-    ended.cancel()

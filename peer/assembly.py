@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -16,7 +16,7 @@ import torch
 from p2ptrain.base.errors import HomeError, ManifestError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import EventLog
-from p2ptrain.checkpoint import Checkpoint, Checkpoints, CheckpointStore, Found
+from p2ptrain.checkpoint import Checkpoints, Found
 from p2ptrain.data.corpus import open_corpus
 from p2ptrain.data.rows import TextCounts
 from p2ptrain.data.stream import cache_directory
@@ -27,6 +27,7 @@ from p2ptrain.ports import Clock, Notebook
 from p2ptrain.swarm import Counters, Peer, SwarmRules
 from p2ptrain.swarm.events import Event
 from p2ptrain.swarm.rules import SEARCH_PATIENCE_S
+from p2ptrain.train.accelerator import CPU
 from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES
 from p2ptrain.train.evaluate import HeldOutLoss
 from p2ptrain.train.learner import Learner
@@ -40,11 +41,8 @@ from peer.initial_weights import await_hub
 from peer.owner.settings import CompileMode
 from peer.session_recorder import SessionRecorder
 from peer.start_options import StartOptions
-from peer.team.compiling import TeamCompilers
-from peer.team.devices import check_team
-from peer.team.generations import Team, TeamFiles
-from peer.team.lan_options import listener_for, other_ranks
-from peer.training.devices import mesh_of, rank_threads
+from peer.training.devices import mesh_of, other_ranks, rank_threads
+from peer.training.lan_address import LanAddress
 from peer.training.plan import TrainerPlan
 from peer.training.remote_task import RemoteTask
 
@@ -85,7 +83,8 @@ class TrainingSession:
     new_core: Callable[[], Peer]
     """Factory of protocol cores at the learner's step and progress."""
     record: SessionRecorder
-    team: Team | None = None
+    cards: Sequence[str] = ()
+    """Names of the cards that train, as nvidia-smi knows them."""
     held: frozenset[int] | None = None
     """Fragments of a keeper; None: this peer holds all and trains."""
     loop: Callable[[PeerLearner, Signals, Callable[[Event], None], Hooks], None] = train
@@ -93,17 +92,12 @@ class TrainingSession:
 
 @dataclass(frozen=True, slots=True)
 class _Trained:
-    """What trains the model: in this process alone, or in a team that it leads."""
+    """The learner of a trainer, and what it resumes from."""
 
-    learner: PeerLearner
-    task: PeerTask
-    checkpoints: CheckpointStore
-    trained: CheckpointStore | None
+    learner: Learner
+    task: RemoteTask
+    checkpoints: Checkpoints
     found: Found
-    load: Callable[[Checkpoint], None]
-    sizes: Sizes
-    remote: RemoteTask | None = None
-    team: Team | None = None
 
 
 def rules_of_run(signed: SignedManifest, sizes: Sizes) -> SwarmRules:
@@ -128,32 +122,21 @@ def build(
     log: EventLog,
     stack: ExitStack,
     is_stopping: Callable[[], bool],
-    show_key: Callable[[str], None],
 ) -> TrainingSession:
     """Build model, data, learner and protocol core, and resume from the newest whole checkpoint. Raises UserError.
 
     Args:
-        devices: several are trained on by a team, whose processes the ``stack`` ends.
+        devices: of the trainer's ranks on this computer; the ``stack`` ends them.
         is_stopping: whether the owner stops the peer.
-        show_key: shows the owner a sentence that no log may hold.
     """
-    manifest, team = signed.manifest, None
+    manifest = signed.manifest
     others = other_ranks(options.team, options.at, devices)
     memory_bytes, mesh = min(options.memory_bytes, installed_memory()), Mesh()
-    if others:
-        mesh = check_team(manifest, devices, options.stages, memory_bytes, len(others))
-        files = TeamFiles(options.data, options.tokenizer, options.weights, options.template)
-        threads = rank_threads(devices)
-        lan = listener_for(options.at, others, home, signed, log, is_stopping, show_key)
-        limit = None if math.isinf(options.memory_bytes) else options.memory_bytes
-        compilers = TeamCompilers(options.compile, limit, log)
-        team = Team(mesh, devices, home, identity.peer_id, signed, files, threads, log, compilers, is_stopping, lan=lan)
-        stack.enter_context(closing(team))
-    elif len(devices) > 1 or (options.stages or 1) > 1:
-        mesh = mesh_of(manifest, devices, options.stages, memory_bytes)
-    else:
-        check_memory(manifest, devices[0])
-        activation_bytes(manifest, devices[0], options.memory_bytes)
+    if len(devices) + others > 1 or (options.stages or 1) > 1:
+        mesh = mesh_of(manifest, devices, options.stages, memory_bytes, others)
+    elif devices[0] == CPU:  # the trainer checks the others
+        check_memory(manifest, CPU)
+        activation_bytes(manifest, CPU, options.memory_bytes)
     await_hub(manifest, home, log)
     corpus = open_corpus(
         manifest,
@@ -167,18 +150,10 @@ def build(
     )
     if (warning := repetition(manifest, corpus.split.train_tokens)) is not None:
         log.note("text repeats", why=warning)
-    if team is None:
-        parts = _trained(options, devices, mesh, home, identity.peer_id, signed, log, stack, is_stopping)
-    else:
-        found = team.start(corpus)
-        team.lead()
-        payloads = team.trainer.payloads
-        parts = _Trained(
-            team.trainer, team.task, team.checkpoints, team.trained, found, team.rank.load, payloads, team=team
-        )
+    parts = _trained(options, devices, others, mesh, home, identity.peer_id, signed, log, stack, is_stopping)
     learner, task = parts.learner, parts.task
     first_loss, earlier, earlier_s = _resume(parts, signed, log)
-    rules = rules_of_run(signed, parts.sizes)
+    rules = rules_of_run(signed, learner.payloads)
 
     def new_core() -> Peer:
         return Peer(identity.peer_id, rules, Random(), step=learner.step, progress=learner.progress)
@@ -186,7 +161,6 @@ def build(
     record = SessionRecorder(
         home=home,
         checkpoints=parts.checkpoints,
-        trained=parts.trained,
         me=identity.peer_id,
         run=signed.run_id,
         nickname=options.nickname or "",
@@ -200,17 +174,16 @@ def build(
         earlier=earlier,
         earlier_s=earlier_s,
         sampler=_sampler(task),
-        gather=None if team is None else team.gather,
-        compiler=parts.remote if team is None else team.compilers,
+        compiler=task,
     )
-    if parts.remote is not None:
-        parts.remote.remaining_s = record.remaining_s
-    return TrainingSession(new_core, record, team)
+    task.remaining_s = record.remaining_s
+    return TrainingSession(new_core, record, task.cards)
 
 
 def _trained(
     options: PeerOptions,
     devices: Sequence[torch.device],
+    others: int,
     mesh: Mesh,
     home: Home,
     peer: PeerId,
@@ -223,18 +196,22 @@ def _trained(
     manifest = signed.manifest
     checkpoints = Checkpoints(home.checkpoints)
     found = checkpoints.load_latest()
-    if len(devices) == 1:
-        cpu_bytes = activation_bytes(manifest, devices[0], options.memory_bytes)
+    if devices == [CPU] and not others:
+        cpu_bytes = activation_bytes(manifest, CPU, options.memory_bytes)
     else:
         cpu_bytes = CPU_ACTIVATION_BYTES // max(1, sum(each.type == "cpu" for each in devices))
 
     def named(path: Path | None) -> str | None:
         return None if path is None else str(path.absolute())
 
+    is_auto = (options.device or "auto") == "auto"  # the trainer takes the first card that computes
+    own = ("auto",) if is_auto and devices != [CPU] else tuple(map(str, devices))
     plan = TrainerPlan(
         home=str(home.path.absolute()),
         peer=peer,
-        devices=tuple(map(str, devices)),
+        devices=(*own, *("auto",) * others),
+        at=None if options.at is None else str(LanAddress.parse(options.at)),
+        others=others,
         stages=mesh.stages,
         threads=rank_threads(devices),
         activation_bytes=cpu_bytes,
@@ -266,11 +243,9 @@ def _trained(
         remote=task,
     )
     task.on_return = learner.inbox.wake
+    task.has_ended = lambda: learner.ended
 
-    def load(found: Checkpoint) -> None:
-        learner.load_state_dict(found.tensors, found.state)
-
-    return _Trained(learner, task, checkpoints, None, found, load, learner.payloads, task)
+    return _Trained(learner, task, checkpoints, found)
 
 
 def noting_progress(notebook: Notebook, clock: Clock = time.monotonic) -> Callable[[int, int | None], None]:
@@ -331,7 +306,7 @@ def _resume(parts: _Trained, signed: SignedManifest, log: EventLog) -> tuple[Hel
             "Give the same --keep as before, or use another --home to train.",
         )
     try:
-        parts.load(found.checkpoint)
+        learner.load_state_dict(found.checkpoint.tensors, state)
         first_loss = state["val_loss_first"]
         first_tokens = int(state.get("val_loss_first_tokens") or 0)
         earlier = Counters.of(state.get("counters", {}))

@@ -13,16 +13,14 @@ SOLO       trains                   p2pd and the DHT run; inbound exchanges are 
 PAUSED     is held                  p2pd and the DHT run; inbound exchanges are declined
 =========  =======================  ====================================================================================
 
-Several threads use ``Participation``: the trainer posts events, the owner's thread and a team's listener set the mode,
-under a lock, and the network loop runs ``live``. Each writes its own state before it reads the others', so that no
-change is missed.
+Three threads use ``Participation``: the trainer posts events, the owner's thread sets the mode, and the network loop
+runs ``live``. Each writes its own state before it reads the others', so that no change is missed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -87,9 +85,7 @@ class Participation:
         self._new_core = new_core
         self._environment = replace(environment, begin_training=self._begin, conclude=self._conclude)
         self._control = control
-        self._mode = self._owners_mode = Mode.SWARM
-        self._setting_mode = threading.Lock()
-        self._is_absent = False
+        self._mode = Mode.SWARM
         self._gives = True
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed = asyncio.Event()
@@ -105,8 +101,6 @@ class Participation:
         self._phase = 0
         """Last outer step at which the trainer waited for partners."""
         self._leaving = False
-        self._has_ended = False
-        """Whether the last driver has ended; it stays for its figures."""
 
     # --- any thread ---------------------------------------------------------------------------------------------------
 
@@ -135,32 +129,6 @@ class Participation:
 
     def set_mode(self, mode: Mode) -> None:
         """Set the mode, from the owner's thread."""
-        with self._setting_mode:
-            self._owners_mode = mode
-            self._pass_on_mode()
-
-    def leave(self) -> None:
-        """Leave the swarm as in a pause, because training has failed; from any thread."""
-        with self._setting_mode:
-            self._is_absent = True
-            self._pass_on_mode()
-
-    def come_back(self) -> None:
-        """Undo ``leave`` once training can go on, maybe at an earlier step; from the trainer thread."""
-        self._phase = 0
-        if not self._learner.ended:
-            self._ended = None
-        with self._setting_mode:
-            self._is_absent = False
-            self._pass_on_mode()
-
-    @property
-    def is_away(self) -> bool:
-        """Whether no driver runs, so that nothing is delivered."""
-        return self._driver is None or self._has_ended
-
-    def _pass_on_mode(self) -> None:
-        mode = Mode.PAUSED if self._is_absent else self._owners_mode
         if mode is self._mode:
             return
         self._mode = mode
@@ -215,10 +183,7 @@ class Participation:
             if self._mode is Mode.SWARM and not self._leaving:
                 if self._ended is not None:
                     driver.post(self._ended)
-                try:
-                    why = await driver.run()
-                finally:
-                    self._has_ended = self._leaving or self._is_over or not self._is_recalled
+                why = await driver.run()
                 if not self._is_recalled or self._leaving or self._is_over:
                     return why  # the core stays, for its state and counters
             self._driver = self._core = None

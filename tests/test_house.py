@@ -17,7 +17,7 @@ LAYERS = (
     {"p2ptrain", "base"},
     {"outer", "codec", "swarm"},
     {"manifest", "recipes", "framing", "wire", "ports", "statements", "admission", "receipts"},
-    {"trainer", "train", "team", "data", "checkpoint", "page"},
+    {"trainer", "train", "data", "checkpoint", "page"},
     {"net", "sim"},
     {"cli", "peer", "bootstrap"},
     {"lab"},

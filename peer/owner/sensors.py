@@ -53,14 +53,13 @@ class Sensors:
 
     Args:
         directory: files about cards, of all peers of this user.
-        cards: names of the cards that train, as nvidia-smi knows them; none on the CPU. ``gpu_watts`` is for all
-            together.
     """
 
-    def __init__(self, directory: Path, cards: Sequence[str], clock: Clock = time.monotonic) -> None:
+    def __init__(self, directory: Path, clock: Clock = time.monotonic) -> None:
         self.readings = Readings()
-        self._cards = tuple(cards)
-        self._caps = [PowerCap(directory, card) for card in cards] or [PowerCap(directory, None)]
+        self._directory = directory
+        self._cards: tuple[str, ...] = ()
+        self._caps: tuple[PowerCap, ...] = ()
         self._clock = clock
         self._settings = Settings()
         self._wake = threading.Event()
@@ -71,11 +70,20 @@ class Sensors:
         self.readings = Readings(at=self._clock())
         self._thread.start()
 
+    def train_on(self, cards: Sequence[str]) -> None:
+        """Take these cards for those that train, by nvidia-smi's names; none on the CPU. Call it once.
+
+        ``gpu_watts`` is for all together.
+        """
+        self._cards = tuple(cards)
+        self._caps = tuple(PowerCap(self._directory, card) for card in self._cards or (None,))
+        self._wake.set()
+
     def stop(self) -> str:
         """Stop reading and put the card's power limit back; return why that failed, or ""."""
         self._ends = True
         self._wake.set()
-        self._thread.join(JOIN_S * len(self._caps))
+        self._thread.join(JOIN_S * max(1, len(self._caps)))
         if self._thread.is_alive():
             ways_back = [cap.way_back for cap in self._caps if cap.way_back]
             return "; ".join([SILENT, *ways_back]) if ways_back else ""
@@ -89,7 +97,7 @@ class Sensors:
 
     def read(self) -> Readings:
         """Read the sensors once, with a deadline for each program that is called."""
-        settings, faults = self._settings, dict[str, str]()
+        settings, caps, faults = self._settings, self._caps, dict[str, str]()
 
         def value(option: str, sensor: Callable[[], T]) -> T | None:
             if not getattr(settings, option):
@@ -100,8 +108,7 @@ class Sensors:
                 faults[option] = one_line(str(error) or type(error).__name__)
                 return None
 
-        watts = settings.gpu_watts // len(self._caps)
-        if fault := _joined(cap.apply(watts) for cap in self._caps):
+        if fault := _joined(cap.apply(settings.gpu_watts // len(caps)) for cap in caps):
             faults["gpu_watts"] = fault
         return Readings(
             programs=value("pause_while", lambda: running(settings.pause_while)) or frozenset(),

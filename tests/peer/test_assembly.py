@@ -48,7 +48,6 @@ def test_low_rank_messages_are_of_the_models_matrices(
             log,
             stack,
             lambda: False,
-            list[str]().append,
         )
     payloads = session.record.learner.payloads
 
@@ -96,7 +95,6 @@ def test_the_first_start_tells_how_far_it_is(
             log,
             stack,
             lambda: False,
-            list[str]().append,
         )
     assert "tokenizing" in heard
     assert heard.count("text read") == 1
