@@ -34,8 +34,6 @@ from p2ptrain.manifest import JoinLink
 from p2ptrain.net.driver import DriverEnvironment
 from p2ptrain.net.parallel_streams import ParallelLink
 from p2ptrain.ports import Directory, Link, Notebook, Transport
-from p2ptrain.sim.adversaries import Adversary
-from p2ptrain.sim.scenario import Lie
 from p2ptrain.swarm import Presence
 from p2ptrain.swarm.events import Announce
 from p2ptrain.swarm.messages import Accept, Message, Offer, WeightsReply
@@ -44,6 +42,8 @@ from p2ptrain.train.payloads import Encoded, Payloads, Snapshot
 from p2ptrain.wire import MAX_KNOWN, decode_message, encode_message
 from peer.app import run_peer
 from peer.assembly import PeerOptions
+from sim.adversaries import Adversary
+from sim.scenario import Lie
 
 LIES: tuple[str, ...] = (*get_args(Lie), *get_args(WireLie))
 
