@@ -240,8 +240,7 @@ def _trained(
         gradient_codec=gradient_codec,
         matrices=matrices_of(task.layout, fragments),
         held_out=task,
-        fast=task.fast_weights(fragments),
-        ahead=task,
+        remote=task,
     )
     task.on_return = learner.inbox.wake
     task.has_ended = lambda: learner.ended

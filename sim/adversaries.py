@@ -96,7 +96,8 @@ def garbled(payload: Any, random: Random) -> Any:
 
 def forged(payloads: Payloads, question: Question, lie: Forgery, random: Random) -> Encoded:
     """Encode the payload of falsified weights."""
-    fragments, mine, theirs, true = question
+    fragments, mine, theirs, snapshot = question
+    true = snapshot or payloads.current(fragments)
     false = replace(true, parts=tuple(falsified(part, lie, random) for part in true.parts))
     return payloads.encode(fragments, mine, theirs, false)
 

@@ -185,14 +185,12 @@ class CountingLearner:
 
     inbox = payloads
 
-    def current(self, fragments: Sequence[int]) -> None:
-        """Return the snapshot for partners: none."""
-
-    def proposals(self, fragments: Sequence[int], snapshot: None) -> list[Blank]:
-        return [self._rules.proposals[fragment] for fragment in fragments] if self._rules.proposals else []
+    def propose(self, fragments: Sequence[int]) -> tuple[None, list[Blank]]:
+        """Return the snapshot for partners, which is none, and the proposals."""
+        return None, [self._rules.proposals[fragment] for fragment in fragments] if self._rules.proposals else []
 
     def proposal_sizes(self, fragments: Sequence[int]) -> list[int]:
-        return [proposal.size for proposal in self.proposals(fragments, None)]
+        return [proposal.size for proposal in self.propose(fragments)[1]]
 
     def encode(
         self, fragments: Sequence[int], mine: Sequence[Blank], theirs: Sequence[Blank], snapshot: None

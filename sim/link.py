@@ -111,10 +111,10 @@ class LinkEnd:
         owner = self.owner
         if self.swap is None and self.other.swap is None:
             self.breaks = self.other.breaks = owner.network.conditions.breaks_swap(owner.peer, self.link.peer)
-        self.swap, self.snapshot = swap, owner.learner.payloads.current(swap.fragments)
-        if sizes := owner.learner.payloads.proposal_sizes(swap.fragments):
-            self.proposals = owner.learner.payloads.proposals(swap.fragments, self.snapshot)
-            self._start_transfer(payload_bytes(sizes), self._proposals_sent)
+        self.swap = swap
+        self.snapshot, self.proposals = owner.learner.payloads.propose(swap.fragments)
+        if self.proposals:
+            self._start_transfer(payload_bytes([len(part) for part in self.proposals]), self._proposals_sent)
         else:
             self._send_payload()
 

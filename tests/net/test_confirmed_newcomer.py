@@ -29,8 +29,8 @@ from p2ptrain.swarm import Peer, PeerState, Presence
 from p2ptrain.swarm.messages import Decline, DeclineReason, WeightsReply, WeightsRequest
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.payloads import Payloads, Snapshot
-from p2ptrain.train.piece_store import LocalPieceStore
 from p2ptrain.train.rules import LearnerRules
+from p2ptrain.train.sketch import LocalPieceStore
 from p2ptrain.wire import decode_message, encode_message
 from sim.learners import QuadraticTask
 
