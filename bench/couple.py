@@ -44,9 +44,9 @@ from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.model import flat_model
 from p2ptrain.train.rules import codecs_of, learner_rules, swarm_rules
-from peer.app import CODEC_THREADS
+from peer.swarm_life import CODEC_THREADS
 from peer.network import Connection
-from peer.network_thread import NetworkThread
+from bench.network_thread import NetworkThread
 
 CPU = torch.device("cpu")
 TOKENS = 1000

@@ -58,7 +58,7 @@ class Sharing:
     def is_watched(self) -> bool:
         return self.listen_address is not None or self.is_shared or self.is_tracked
 
-    def open(self, stack: contextlib.ExitStack, notebook: Notebook) -> None:
+    def open(self, stack: contextlib.AsyncExitStack, notebook: Notebook) -> None:
         """Open the page, if there is one. Raises UserError if it cannot be served."""
         if self.listen_address is not None:
             server = stack.enter_context(PageServer(self.listen_address, self.state.document))
