@@ -5,7 +5,6 @@ port              real                            in memory
 ================  ==============================  ====================================
 InnerTask         train.inner.LanguageModelTask   sim.learners.QuadraticTask
 RunsAhead         peer.training.RemoteTask        none: such a task is in this process
-AllGather         train.weights.single_rank       the same
 ExchangePayloads  train.payloads.Payloads         sim.counting.CountingLearner
 PieceStore        train.piece_store               the same
 DonorWeights      train.payloads.Payloads         the same, with small tensors
@@ -68,22 +67,6 @@ class RunsAhead(Protocol):
 
     def follow_with(self, progress: float | None) -> None:
         """Let the next ``inner_step`` begin another step after its own, at this progress; None: no other."""
-
-
-class AllGather(Protocol):
-    """Collective over the ranks of a peer whose model lies on several devices. Called by the trainer thread.
-
-    All numbers about the whole model go through it. Each rank has its own fragments; gathered values, unlike sums of
-    partial sums, are bitwise those of one process.
-    """
-
-    def __call__(self, name: str, values: Tensor) -> Tensor:
-        """Return all ranks' values in the order of the ranks, the same on all.
-
-        Args:
-            name: the collective's name in an error.
-            values: [k] this rank's values; k may differ between ranks.
-        """
 
 
 class HeldOut(Protocol):

@@ -52,9 +52,8 @@ from peer.start_options import StartFile, StartOptions
 from peer.state import StatusView
 from peer.stopping import Stopping
 from peer.swarm_life import CODEC_THREADS, Life, WrapEnvironment, life_alone, life_in_swarm
-from peer.team.devices import choose_devices
-from peer.team.lan_options import check_no_rank, other_ranks
 from peer.trackers import TrackedRun, Tracker, TrackerTarget, target_of
+from peer.training.devices import choose_devices, other_ranks
 
 
 def run(options: PeerOptions, wrap: WrapEnvironment = lambda environment, learner, progress: environment) -> None:
@@ -67,7 +66,7 @@ async def run_peer(given: PeerOptions, wrap: WrapEnvironment) -> None:
     """Run a peer in this loop, as ``run``."""
     home = home_for(given.link, given.home)
     cgroups.check_pids()
-    with _log_of(home, given.verbose) as (log, screen):
+    with _log_of(home, given.verbose) as log:
         file, start = SettingsFile(home.path), StartFile(home.path)
         settings, is_first = file.load(), not start.path.exists()
         saved = _saved(start, given, settings)
@@ -109,7 +108,7 @@ async def run_peer(given: PeerOptions, wrap: WrapEnvironment) -> None:
                         )
                     start.save(remembered, settings)  # not what was refused
                     session = await thread.run(
-                        build, options, devices, home, identity, signed, log, stack, signals.stop.is_set, screen.say
+                        build, options, devices, home, identity, signed, log, stack, signals.stop.is_set
                     )
                     if not is_first and session.record.checkpoints.digest is None:
                         log.note("no checkpoint", seconds=SAVE_PERIOD_S)
@@ -131,9 +130,7 @@ async def run_peer(given: PeerOptions, wrap: WrapEnvironment) -> None:
                     if not session.record.learner.ended:
                         command = command_line("p2ptrain", "peer", "--home", home.path.absolute())
                         log.note("to resume", command=command)
-                    if (
-                        session.record.learner.step and options.keep is None
-                    ):  # else export would write untrained weights
+                    if session.record.learner.step and options.keep is None:  # else there is nothing trained to export
                         log.note("to export", command=home.export_command)
 
 
@@ -141,7 +138,7 @@ async def run_peer(given: PeerOptions, wrap: WrapEnvironment) -> None:
 
 
 @contextlib.contextmanager
-def _log_of(home: Home, verbose: bool) -> Iterator[tuple[EventLog, Screen]]:
+def _log_of(home: Home, verbose: bool) -> Iterator[EventLog]:
     """Lock the home; open its event log and the screen, which shows it."""
     with (
         home.locked(),
@@ -151,7 +148,7 @@ def _log_of(home: Home, verbose: bool) -> Iterator[tuple[EventLog, Screen]]:
         Screen(verbose=verbose) as screen,
     ):
         log.listen(screen.show)
-        yield log, screen
+        yield log
 
 
 def _saved(start: StartFile, given: PeerOptions, settings: Settings) -> StartOptions:
@@ -182,7 +179,6 @@ def _devices(given: PeerOptions, options: PeerOptions, home: Home) -> Sequence[t
     devices = choose_devices(options.device or "auto") if options.keep is None else [torch.device("cpu")]
     if options.keep is not None:
         check_options(given, options.keep, home)
-    check_no_rank(home)
     other_ranks(options.team, options.at, devices)
     return devices
 

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ from p2ptrain import checkpoint
 from p2ptrain.base.clock import wall
 from p2ptrain.base.errors import HomeError
 from p2ptrain.base.ids import PeerId, RunId
-from p2ptrain.checkpoint import CheckpointStore
+from p2ptrain.checkpoint import Checkpoints
 from p2ptrain.data.corpus import Corpus
 from p2ptrain.data.split import HELD_OUT_TOKENS
 from p2ptrain.ports import Clock, Notebook
@@ -57,7 +57,7 @@ median drifts in long sessions."""
 
 
 class CompilerView(Protocol):
-    """What the owner sees of the compilation: of ``BackgroundCompiler``, or of all ranks of a team."""
+    """What the owner sees of the compilation: of ``BackgroundCompiler``."""
 
     @property
     def state(self) -> str: ...
@@ -68,7 +68,7 @@ class SessionRecorder:
     """Writes notes and the summary of one session, and has checkpoints saved. Runs in the trainer thread."""
 
     home: Home
-    checkpoints: CheckpointStore
+    checkpoints: Checkpoints
     me: PeerId
     run: RunId
     nickname: str
@@ -87,8 +87,6 @@ class SessionRecorder:
     """Seconds of training in earlier sessions until that checkpoint."""
     sampler: Callable[[], str] | None = None
     """Returns a sample text of the model; empty: none at this look."""
-    gather: Callable[[Mapping[str, Any]], object] | None = None
-    """Writes the whole model with a checkpoint's state; None: the checkpoints hold it."""
     is_watched: Callable[[], bool] = lambda: False
     on_outer_step: Callable[[], None] = lambda: None
     """Called after each outer step."""
@@ -100,8 +98,6 @@ class SessionRecorder:
     compiler: CompilerView | None = None
     keeps: frozenset[int] | None = None
     """Fragments of a node without a trainer, a keeper."""
-    trained: CheckpointStore | None = None
-    """Where a team saves its weights when training ends; None: this process saves them alone."""
     first_loss: HeldOutLoss | None = None
     last_loss: HeldOutLoss = NOT_READ
     why: str = ""
@@ -243,17 +239,6 @@ class SessionRecorder:
             self.throughput.go_on(self.learner.tokens)
             self.notebook.note("goes on", step=self.learner.step, tokens=self.learner.tokens)
 
-    def interrupted(self) -> None:
-        """Record that training has failed; nothing can be saved or read until ``recovered``."""
-        self.throughput.rest()
-        self.drift.rest()
-
-    def recovered(self) -> None:
-        """Record that training goes on from a checkpoint."""
-        self.is_reading = False
-        self.throughput.go_on(self.learner.tokens)
-        self.saver.begin()
-
     def leaving(self) -> None:
         """Save before the goodbye, during which the owner may kill the process."""
         if not self.saver.is_saved:
@@ -285,10 +270,7 @@ class SessionRecorder:
         self.notebook.note("trained", progress=self.learner.progress, cpu_s=self._cpu_s)
         slow = {"slow": self.learner.state_dict()[0]["slow"]}
         try:
-            if self.trained is None:
-                checkpoint.save(self.home.trained, slow, self._state())
-            else:
-                self.trained.save(slow, self._state())
+            checkpoint.save(self.home.trained, slow, self._state())
         except HomeError as error:
             self.notebook.note(
                 "not saved", what="the weights at the end of training", why=error.problem.removesuffix(".")
@@ -307,8 +289,6 @@ class SessionRecorder:
             self._stop_the_clock()  # retries on a full disk are not training
         if not self.saver.is_saved:
             self.saver.insist("the last checkpoint", self.saver.save)
-        if (gather := self.gather) is not None and self.learner.step:
-            self.saver.insist("the whole model", lambda: gather(self.saver.state_to_save()))
         if not self.learner.ended or self.is_stopping():
             self._evaluate(patience_s=HASTE_S)
         else:

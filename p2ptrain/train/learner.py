@@ -23,7 +23,7 @@ from p2ptrain.base.errors import TrainerAwayError
 from p2ptrain.codec import Codec, Matrices, is_adaptive, is_decodable
 from p2ptrain.outer.adaptive import AdaptiveRank
 from p2ptrain.outer.mixing import displaced, displacement, l2_distance, late_momentum, late_pseudo_gradient
-from p2ptrain.ports import AllGather, Clock, HeldOut, InnerTask, Notebook, RunsAhead, StepResult
+from p2ptrain.ports import Clock, HeldOut, InnerTask, Notebook, RunsAhead, StepResult
 from p2ptrain.recipes import Stream
 from p2ptrain.swarm.events import Adopted, Applied, Event, ExchangeDue, OuterStepDone, PhaseDone, TrainingEnded, Unfit
 from p2ptrain.train.fast_weights import FastCopy, FastWeights
@@ -32,7 +32,7 @@ from p2ptrain.train.inbox import Adoption, Delivery, Displacement, Inbox, RoundF
 from p2ptrain.train.outer_phase import OuterPhase
 from p2ptrain.train.payloads import Payloads
 from p2ptrain.train.rules import LearnerRules
-from p2ptrain.train.weights import Weights, single_rank
+from p2ptrain.train.weights import Weights
 
 if TYPE_CHECKING:
     from p2ptrain.ports import Saved
@@ -66,7 +66,6 @@ class Learner:
         notebook: receives a note for each discarded inner phase.
         clock: measures the time that the network costs the trainer.
         held_out: evaluates donors' weights before they replace this peer's; None: no evaluation.
-        all_gather: joins numbers about this learner's fragments with those of the peer's other ranks.
         fast: the task's weights; None: this process's own.
         ahead: the task, if it is in another process.
     """
@@ -82,7 +81,6 @@ class Learner:
         gradient_codec: Codec | None = None,
         matrices: Sequence[Matrices] = (),
         held_out: HeldOut | None = None,
-        all_gather: AllGather = single_rank,
         fast: FastWeights | None = None,
         ahead: RunsAhead | None = None,
     ) -> None:
@@ -119,7 +117,6 @@ class Learner:
         self._notebook = notebook
         self._clock = clock
         self._held_out = held_out
-        self._all_gather = all_gather
         self._inner = 0
         self._blocked_before_s: float | None = None  # ``blocked_s`` at the start of the last inner step
         self._losses = 0.0  # sum of this phase's losses, without those of ``_unread``
@@ -136,7 +133,7 @@ class Learner:
             self._adaptive = AdaptiveRank(of_gradients.rank, rules.inner_steps)
         feeds_back = of_gradients is not None and is_decodable(of_gradients) and of_gradients.needs_feedback
         late = rules.recipe.uses_late_gradients
-        self._weights = Weights(task, fragments, self.payloads, feeds_back, all_gather, late, fast)
+        self._weights = Weights(task, fragments, self.payloads, feeds_back, late, fast)
         self._weights.publish(self.step)
         self.inbox = Inbox(rules.recipe.follow, self.payloads)
 
@@ -195,7 +192,7 @@ class Learner:
     def settle(self, wait_s: float = 0.0) -> list[Event]:
         """Apply what is ready; wait up to ``wait_s`` seconds for the first entry or for ``inbox.wake``."""
         started, self.is_away = self._clock(), False
-        is_due = self._showing is not None and (wait_s > 0 or self._has_arrived(self._showing[0]))
+        is_due = self._showing is not None and (wait_s > 0 or self._showing[0].is_complete)
         events = self._finish_showing() if is_due else []  # an idle trainer may wait
         self.blocked_s += self._clock() - started
         started = self._clock()
@@ -298,15 +295,10 @@ class Learner:
         started = self._clock()
         events = self._finish_showing()
         self._showing = self._weights.copy_fast(), due
-        if self._has_arrived(self._showing[0]):
+        if self._showing[0].is_complete:
             events += self._finish_showing()
         self.blocked_s += self._clock() - started
         return events
-
-    def _has_arrived(self, copy: FastCopy) -> bool:
-        """Return whether the copies of all ranks have arrived, so that all ranks publish them at one step."""
-        here = torch.tensor([copy.is_complete], dtype=torch.int64)
-        return bool(self._all_gather("the arrival of copied weights", here).all())
 
     def _finish_showing(self) -> list[Event]:
         """Wait for the copy that is on its way, if there is one, and publish it unless the inner phase has failed.
@@ -330,7 +322,6 @@ class Learner:
     def _apply(self, ready: Displacement) -> Applied:
         commit = ready.commit
         weights, recipe = self._weights, self._rules.recipe
-        ahead = torch.zeros(len(weights.states), dtype=torch.float64)
         for piece, part in zip(ready.difference.fragments, ready.difference.parts, strict=True):
             stream, fragment = self.payloads.place(piece)
             if stream == "pseudo_gradient":
@@ -341,7 +332,7 @@ class Learner:
             elif stream == "slow":
                 weights.move(fragment, displaced(weights.state(fragment), displacement_), displacement_, ready.serial)
             elif stream == "fast":
-                ahead[fragment] = self._move_fast(fragment, displacement_, ready)
+                self._guard.added(self._move_fast(fragment, displacement_, ready))
             elif ready.difference.mine.step != self.step:
                 continue  # belongs to an earlier step: too late
             elif recipe.uses_late_gradients:
@@ -351,9 +342,6 @@ class Learner:
             else:
                 late = late_pseudo_gradient(weights.state(fragment), displacement_, self._rules.outer)
                 weights.move(fragment, *late, ready.serial)
-        if self._shows_fast:
-            for norm in self._all_gather("the length of a displacement", ahead).tolist():
-                self._guard.added(norm)
         self.payloads.settle(ready.serial)
         self.progress += commit.progress_displacement
         self.progress_displacement += commit.progress_displacement
@@ -448,11 +436,6 @@ class Learner:
 
     def load_state_dict(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
         """Restore the result of ``state_dict``. Raises KeyError or ValueError if it does not fit."""
-        self.restore(tensors, numbers)
-        self.show_restored()
-
-    def restore(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-        """Do the part of ``load_state_dict`` that needs no other rank. Raises KeyError or ValueError."""
         self._showing = None
         self._weights.load_state_dict(tensors)
         self.task.load_state_dict(
@@ -467,9 +450,6 @@ class Learner:
             self._adaptive.resume(numbers["effective_ranks"])
             self.payloads.rank, self._inner_steps = self._adaptive.rank, self._adaptive.inner_steps
         self._weights.publish(self.step)
-
-    def show_restored(self) -> None:
-        """Show partners the restored fast weights, a collective of a team's ranks."""
         if self._shows_fast:
             self._show()
             self._finish_showing()

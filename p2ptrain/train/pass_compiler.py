@@ -29,11 +29,10 @@ from torch import Tensor
 
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.base.text import one_line
-from p2ptrain.train import accelerator, card_compiler, stage_compiler
+from p2ptrain.train import accelerator, card_compiler
 from p2ptrain.train.compiled_pass import CompiledPass, CompiledPassError, PassShape
 from p2ptrain.train.libraries import TRY_LATER, publish
 from p2ptrain.train.model import FlatModel, flat_model, summed_loss
-from p2ptrain.train.stages import stage_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -53,13 +52,7 @@ PR_SET_PDEATHSIG = 1
 
 def compile_pass(model: FlatModel, shape: PassShape, library: Path, workspace: Path) -> None:
     """Write the library of ``model``'s pass; leaves intermediate files in ``workspace``."""
-    compile_graph(*traced(model, shape), shape, library, workspace)
-
-
-def compile_graph(
-    graph: torch.fx.GraphModule, inputs: tuple[Tensor, ...], shape: PassShape, library: Path, workspace: Path
-) -> None:
-    """Write the library of a graph; leaves intermediate files in ``workspace``."""
+    graph, inputs = traced(model, shape)
     options: dict[str, Any] = {"aot_inductor.output_path": str(workspace / "pass.so")}
     if shape.device == "cpu":
         options["cpp.threads"] = shape.threads
@@ -154,7 +147,9 @@ def main(library: Path, niceness: int) -> None:
         if device.type != "cpu":
             card_compiler.prepare(device, workspace, os.environ)
         unchecked = workspace / "unchecked.so"
-        found = _compiled(shape, device, unchecked, workspace)
+        model = flat_model(described(shape), 0, device)
+        compile_pass(model, shape, unchecked, workspace)
+        found = difference(model, shape, unchecked)
         if not found <= _tolerance(shape, device):  # NaN too
             raise click.ClickException(f"its gradients differ by {found:.1g} from those of the usual pass")
         publish(unchecked, library)
@@ -164,21 +159,6 @@ def main(library: Path, niceness: int) -> None:
         raise _failure(error) from None
     finally:
         shutil.rmtree(workspace, ignore_errors=True)
-
-
-def _compiled(shape: PassShape, device: torch.device, library: Path, workspace: Path) -> float:
-    """Write the library of a shape; return its ``difference`` from the usual pass."""
-    if not shape.is_stage:
-        model = flat_model(described(shape), 0, device)
-        compile_pass(model, shape, library, workspace)
-        return difference(model, shape, library)
-    stage = stage_model(described(shape), 0, device, stage_compiler.stage_range(shape))
-
-    def compile_one(graph: torch.fx.GraphModule, inputs: tuple[Tensor, ...], path: Path) -> None:
-        compile_graph(graph, inputs, shape, path, workspace)
-
-    stage_compiler.compile_stage(stage, shape, library, compile_one)
-    return stage_compiler.difference(stage, shape, library)
 
 
 def _tolerance(shape: PassShape, device: torch.device) -> float:

@@ -26,7 +26,7 @@ class WakingInbox(Deliveries, Protocol):
 
 
 class PeerLearner(LoopLearner, NetworkedLearner, Protocol):
-    """``Learner``, or what leads those of a team, as the application sees it. Any thread may read its numbers."""
+    """``Learner`` or ``Keeper`` as the application sees it. Any thread may read its numbers."""
 
     @property
     def inbox(self) -> WakingInbox: ...

@@ -19,7 +19,7 @@ from torch import Tensor
 from p2ptrain.codec import is_decodable, weighted_ranks
 from p2ptrain.outer.mixing import displaced
 from p2ptrain.outer.step import OuterState, initial_state
-from p2ptrain.ports import AllGather, InnerTask
+from p2ptrain.ports import InnerTask
 from p2ptrain.train.fast_weights import FastCopy, FastWeights
 from p2ptrain.train.outer_phase import OuterPhase
 from p2ptrain.train.payloads import Encoded, Payloads, Snapshot
@@ -32,11 +32,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def single_rank(name: str, values: Tensor) -> Tensor:
-    """Return the values: the ``ports.AllGather`` of a peer that trains in one process."""
-    return values
-
-
 class Weights:
     """Slow weights x with their momentum, and fast weights theta.
 
@@ -46,7 +41,6 @@ class Weights:
         payloads: publishes snapshots for partners.
         feeds_back: later pseudo-gradient messages include what earlier ones left out (``Decodable.needs_feedback``).
         keeps_late: pseudo-gradients are used one phase late (``Recipe.uses_late_gradients``).
-        all_gather: joins norms of the fragments with those of the peer's other ranks.
         fast: the task's weights; None: this process's own.
     """
 
@@ -56,7 +50,6 @@ class Weights:
         fragments: Sequence[slice],
         payloads: Payloads,
         feeds_back: bool,
-        all_gather: AllGather = single_rank,
         keeps_late: bool = False,
         fast: FastWeights | None = None,
     ) -> None:
@@ -65,7 +58,6 @@ class Weights:
         self._task = task
         self._slices = tuple(fragments)
         self._payloads = payloads
-        self._all_gather = all_gather
         self.states = tuple(initial_state(task.theta[piece].cpu()) for piece in self._slices)
         """State of each fragment after the last outer step and the exchanges since."""
         self.late = [torch.zeros_like(state.slow) for state in self.states] if keeps_late else []
@@ -90,9 +82,8 @@ class Weights:
         return self.states[fragment] if self.phase is None else self.phase.states[fragment]
 
     def distance(self) -> float:
-        """Return the L2 norm of the inner phase's pseudo-gradient, over all ranks."""
-        distances = self._fast.distances([state.slow for state in self.states])
-        return _norm(self._all_gather("the length of the pseudo-gradient", distances))
+        """Return the L2 norm of the inner phase's pseudo-gradient."""
+        return _norm(self._fast.distances([state.slow for state in self.states]))
 
     # --- outer steps --------------------------------------------------------------------------------------------------
 
@@ -169,11 +160,10 @@ class Weights:
         self._publish_fragment(fragment, state.slow)
 
     def late_rank(self) -> float:
-        """Return the effective rank of the late pseudo-gradients, over all ranks; 0 if all are zero."""
+        """Return the effective rank of the late pseudo-gradients; 0 if all are zero."""
         terms = [self._payloads.terms(len(self.states) + fragment) for fragment in range(len(self.states))]
         sums = [weighted_ranks(g, each) for g, each in zip(self.late, terms, strict=True)]
-        gathered = self._all_gather("the rank of the averages", torch.tensor(sums, dtype=torch.float64).view(-1))
-        weighted, counted = gathered.view(-1, 2).T.tolist()
+        weighted, counted = zip(*sums, strict=True)
         return math.fsum(weighted) / max(1.0, math.fsum(counted))
 
     def mix_late(
@@ -230,9 +220,8 @@ class Weights:
         return self._fast.copy()
 
     def distance_of(self, copy: FastCopy) -> float:
-        """Return the L2 norm of the pseudo-gradient so far, over all ranks; the slow weights must be as at the copy."""
-        distances = copy.distances_from([state.slow for state in self.states])
-        return _norm(self._all_gather("the length of the shown pseudo-gradient", distances))
+        """Return the L2 norm of the pseudo-gradient so far; the slow weights must be as at the copy."""
+        return _norm(copy.distances_from([state.slow for state in self.states]))
 
     def publish_fast(self, step: int, fast: tuple[Tensor, ...]) -> None:
         """Publish, in the middle of a phase, these copies of the fast weights beside the previous slow ones."""

@@ -28,6 +28,8 @@ from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.trainer.host_vector import HostVector
 from p2ptrain.trainer.line import Line, LineClosedError
 
+LOST = "lost"
+"""Kind of the failure of a rank because another one has ended, which may have said why."""
 HEARTBEAT_S = 1.0
 """Seconds between two signs of life of a trainer that works on an answer."""
 
@@ -49,7 +51,8 @@ class Attachment:
         line.send({"rank": rank})
         self._works = threading.Event()
         threading.Thread(target=self._show_life, name="life", daemon=True).start()
-        self._works.set()  # until the first answer
+        if rank == 0:  # the node reads no other rank's line before it ends
+            self._works.set()  # until the first answer
 
     @classmethod
     def of_environment(cls) -> Self:
@@ -100,7 +103,7 @@ class Attachment:
             self._line.send({"answer": dict(answers[name](**question))})
 
     def fail(self, kind: str, error: BaseException) -> None:
-        """Say why this trainer ends; "user" for a UserError. Raises LineClosedError."""
+        """Say why this trainer ends; "user" for a UserError, ``LOST``, or another kind. Raises LineClosedError."""
         problem, remedy = str(error).partition("\n")[0], ""
         if isinstance(error, UserError):
             problem, remedy = error.problem, error.remedy

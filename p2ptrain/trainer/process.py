@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from p2ptrain.base.errors import P2pTrainError, UserError
-from p2ptrain.base.launcher import launched
+from p2ptrain.base.launcher import kill_tree, launched
 from p2ptrain.base.text import printable
 from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.ports import Notebook
+from p2ptrain.trainer.attached import LOST
 from p2ptrain.trainer.host_vector import HostVector
 from p2ptrain.trainer.line import Door, Line, LineClosedError
 
 LISTENING_S, SILENT_S, STARTING_S = 1.0, 15, 300
 """Seconds of one wait for a trainer's next line, and waits in a row without one after which it counts as frozen, later
-and before its first line; those of ``peer.team.processes``. Waits are counted, so that nothing follows from a time in
-which this process was stopped, too."""
+and before its first line. Waits are counted, so that nothing follows from a time in which this process was stopped,
+too."""
 ENDING_S = 5.0
 """Longest wait for a trainer that ends because its node has closed the line."""
 
@@ -54,11 +54,15 @@ class TrainerHandle:
         command: the program and its arguments.
         notebook: receives the trainer's notes.
         ranks: processes that train together, which the program starts.
+        waits: returns whether ranks may still wait for other computers; None: they need nobody.
     """
 
-    def __init__(self, command: Sequence[str], notebook: Notebook, ranks: int = 1) -> None:
+    def __init__(
+        self, command: Sequence[str], notebook: Notebook, ranks: int = 1, waits: Callable[[], bool] | None = None
+    ) -> None:
         self._notebook = notebook
         self._ranks = ranks
+        self._waits = waits
         self._door = Door()
         self._lines: list[Line] = []
         """To the ranks, in order."""
@@ -113,12 +117,7 @@ class TrainerHandle:
 
     def kill(self) -> None:
         """End the trainer at once, with what it has started, and wait for it. Any thread; safe to call twice."""
-        if self._process.poll() is None:
-            try:
-                os.killpg(self._process.pid, signal.SIGKILL)
-            except ProcessLookupError:  # it has not begun its session yet
-                self._process.kill()
-        self._process.wait()
+        kill_tree(self._process)
         self._close_lines()
 
     def _close_lines(self) -> None:
@@ -137,7 +136,9 @@ class TrainerHandle:
         """Wait for all ranks; return their lines in order. Raises TrainerDiedError."""
         found: dict[int, Line] = {}
         try:
-            for _ in range(STARTING_S):
+            waits = 0
+            while waits < STARTING_S and (self._waits is None or self._waits()):
+                waits += self._waits is None
                 while len(found) < self._ranks and (line := self._door.accept(LISTENING_S)) is not None:
                     hello = line.receive(LISTENING_S)
                     if hello is not None and "rank" in hello:
@@ -183,11 +184,22 @@ class TrainerHandle:
                 self._send({"enough": True})
 
     def _failure(self, message: Mapping[str, Any]) -> Exception:
+        if message["failed"] == LOST:
+            message = self._said_by_others() or message
         self.close()
         kind, problem = str(message["failed"]), printable(str(message["problem"]))
         if kind == "user":
             return UserError(problem, printable(str(message["remedy"])))
         return TrainerDiedError(problem, kind)
+
+    def _said_by_others(self) -> Mapping[str, Any] | None:
+        """Return why one of the further ranks has ended, if it said so."""
+        for line in self._lines[1:]:
+            with contextlib.suppress(LineClosedError, OSError, ValueError):  # ValueError: this side has closed it
+                while (message := line.receive(0.0)) is not None:
+                    if message.get("failed", LOST) != LOST:
+                        return message
+        return None
 
     def _death(self) -> TrainerDiedError:
         """Return how the trainer ended, once it has."""
@@ -196,6 +208,8 @@ class TrainerHandle:
         if (code := self._process.poll()) is None:
             self.kill()
             return TrainerDiedError(f"its process {self.pid} closed its line")
+        if (said := self._said_by_others()) is not None:
+            return TrainerDiedError(printable(str(said["problem"])), str(said["failed"]))
         self._close_lines()
         how = f"was ended by signal {-code}" if code < 0 else f"ended with exit status {code}"
         return TrainerDiedError(f"its process {self.pid} {how}", was_killed=code == -signal.SIGKILL)

@@ -19,9 +19,9 @@ from p2ptrain.base.errors import DeviceError
 from p2ptrain.base.system_tool import ToolError, output_of
 from p2ptrain.cli import platform_fault
 from p2ptrain.manifest import Manifest, parameter_count
-from p2ptrain.team.lan_address import LanAddress, interface_of
 from peer.doctor.findings import Finding, bad, note, ok
 from peer.owner.settings import CompileMode
+from peer.training.lan_address import LanAddress, interface_of
 
 if TYPE_CHECKING:
     import torch
@@ -80,7 +80,7 @@ def device(name: str) -> list[Finding]:
     import torch
 
     from p2ptrain.train import accelerator
-    from peer.team.devices import choose_devices
+    from peer.training.devices import choose_devices
 
     several = choose_devices(name)
     if len(several) > 1:
@@ -132,7 +132,7 @@ def compiler(name: str, mode: CompileMode, environment: Mapping[str, str]) -> li
     """
     from p2ptrain.train.accelerator import triton_fault
     from p2ptrain.train.compiling import compiler_program
-    from peer.team.devices import choose_devices
+    from peer.training.devices import choose_devices
 
     kinds = {each.type: each for each in choose_devices(name)}
     if (chosen := kinds.get("cuda") or kinds.get("cpu")) is None:
@@ -149,12 +149,12 @@ def compiler(name: str, mode: CompileMode, environment: Mapping[str, str]) -> li
     return [ok("compiler", f"{program}{' and Triton' if chosen.type == 'cuda' else ''}; makes training faster")]
 
 
-def other_ranks(team: int | None, at: str | None, name: str) -> range:
-    """Return the numbers of the team's ranks on other computers. Raises UserError if the options are wrong."""
-    from peer.team import lan_options
-    from peer.team.devices import choose_devices
+def other_ranks(team: int | None, at: str | None, name: str) -> int:
+    """Return the number of ranks on other computers. Raises UserError if the options are wrong."""
+    from peer.training import devices
+    from peer.training.devices import choose_devices
 
-    return lan_options.other_ranks(team, at, choose_devices(name))
+    return devices.other_ranks(team, at, choose_devices(name))
 
 
 def team(at: str | None) -> list[Finding]:
@@ -178,7 +178,7 @@ def memory(
         others: ranks of the team on other computers.
     """
     from peer.capacity import activation_bytes, check_memory, installed_memory
-    from peer.team.devices import check_team, choose_devices
+    from peer.training.devices import choose_devices, mesh_of
 
     there = f"{installed_memory() / 1e9:.1f} GB"
     if manifest is None:
@@ -188,7 +188,7 @@ def memory(
         chosen, *rest = choose_devices(name)
         if rest or others or (stages or 1) > 1:
             devices = [chosen, *rest]
-            mesh = check_team(manifest, devices, stages, min(allowed_bytes, installed_memory()), others)
+            mesh = mesh_of(manifest, devices, stages, min(allowed_bytes, installed_memory()), others)
             if others:
                 words = f"{there}; {mesh}, and each computer checks its own when it joins"
                 return [ok("memory", words)]

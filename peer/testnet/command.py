@@ -29,7 +29,7 @@ from p2ptrain.manifest import PRESETS, Manifest, parameter_count
 from p2ptrain.page.listen_address import ListenAddress, check_listen_address
 from peer.options import WEIGHTS, FiniteRange
 from peer.testnet import report as reports
-from peer.testnet.plan import Plan, chosen_manifest, claimed, cut_at_layers, lay_out
+from peer.testnet.plan import Plan, chosen_manifest, claimed, lay_out
 from peer.testnet.processes import PACKAGES
 from peer.testnet.report import TestnetReport
 from peer.testnet.runner import Ending, Means, conduct, page_url
@@ -133,14 +133,13 @@ def testnet(
         return EXIT_FAILED if report.failures else 0
     if page is not None:
         raise click.UsageError("--page cannot be used with --devices, which runs two testnets.")
-    chosen = cut_at_layers(chosen)
-    with_team, plain = (
+    with_several, plain = (
         _conducted(out / name, chosen, peers, False, seed, each, seconds, None, console)
-        for name, each in (("team", replace(means, devices=devices, stages=stages)), ("plain", means))
+        for name, each in (("several", replace(means, devices=devices, stages=stages)), ("plain", means))
     )
-    for line in reports.team_comparison(with_team, plain, devices):
+    for line in reports.devices_comparison(with_several, plain, devices):
         console.print(line, markup=False, soft_wrap=True)
-    return EXIT_FAILED if with_team.failures or plain.failures else 0
+    return EXIT_FAILED if with_several.failures or plain.failures else 0
 
 
 def _conducted(

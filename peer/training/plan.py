@@ -7,12 +7,13 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from p2ptrain.base.ids import PeerId
-from p2ptrain.train.compiling import CompileMode
+from peer.owner.settings import CompileMode
 
 VECTORS = ("theta", "first_moment", "second_moment", "displacement")
 """Vectors of the host vector, in order. The last one is used with cards alone, piece by piece."""
 
-
+OWNERS_FAULT = 2
+"""Exit status of ranks and launchers that have told this computer's owner what to mend."""
 REMOTE = "P2PTRAIN_RANK"
 """Environment variable with the ``RemotePlan`` of a rank on another computer than its node."""
 
@@ -39,7 +40,11 @@ class TrainerPlan(BaseModel):
     home: str
     peer: PeerId
     devices: tuple[str, ...]
-    """Of the ranks, in order."""
+    """Of the ranks, in order; a rank on another computer has its own."""
+    at: str | None = None
+    """Address on which this computer waits for others; None: there are none."""
+    others: int = 0
+    """Ranks on other computers, each the only one there; they are the last ones."""
     stages: int
     """Of each replica; the ranks are replicas x stages."""
     threads: int

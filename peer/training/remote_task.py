@@ -7,6 +7,7 @@ TrainerAwayError at once, and everything else works: weights and moments are the
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import sys
 import threading
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from p2ptrain.base.backoff import PAUSE_S, backoff
-from p2ptrain.base.errors import DeviceError, TrainerAwayError
+from p2ptrain.base.errors import DeviceError, TrainerAwayError, UserError
 from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.ports import Notebook
 from p2ptrain.train.evaluate import NOT_READ, GoesOn, HeldOutLoss
@@ -73,6 +74,8 @@ class RemoteTask:
         self.theta: Tensor
         self.on_return: Callable[[], object] = lambda: None
         """Called, by another thread, when a trainer has been replaced."""
+        self.has_ended: Callable[[], bool] = lambda: False
+        """Returns whether the run has ended, so that ranks on other computers need not wait for another trainer."""
         self.remaining_s: Callable[[], float | None] = lambda: None
         """Returns the seconds of training that probably remain, or None."""
         self._plan = plan
@@ -103,12 +106,12 @@ class RemoteTask:
 
     def start(self) -> None:
         """Start the first trainer and wait until it is ready. Raises UserError."""
-        for tries in range(FIRST_TRIES):
+        for tries in itertools.count():
             try:
                 self._adopt(*self._started())
             except TrainerDiedError as died:
                 self._mourn(died)
-                if tries == FIRST_TRIES - 1:
+                if tries == FIRST_TRIES - 1 and not self._plan.others:  # another computer may return
                     raise DeviceError(
                         f"The trainer cannot start: {died}.",
                         "Its output is above. Try another --device; if it goes on, please report it.",
@@ -119,6 +122,9 @@ class RemoteTask:
     def close(self) -> None:
         """End the trainer and whatever starts another one."""
         self._closing.set()
+        if self._plan.others and self._trainer is not None and self.has_ended():
+            with contextlib.suppress(TrainerDiedError, UserError):
+                self._trainer.ask("finish")
         if self._starter is not None:
             self._starter.join()
         replacement, self._replacement = self._replacement, None
@@ -148,9 +154,16 @@ class RemoteTask:
 
     def _started(self) -> tuple[TrainerHandle, dict[str, Any]]:
         """Return a trainer and its first answer. Raises TrainerDiedError and UserError."""
-        ranks = len(self._plan.devices)
-        program = ("peer.training.language_trainer",) if ranks == 1 else ("peer.training.launch", str(ranks))
-        trainer = TrainerHandle((*PYTHON, *program), self._notebook, ranks)
+        plan, others = self._plan, self._plan.others
+        ranks = len(plan.devices) - others
+        if plan.at is not None:
+            self._notebook.note("waiting for ranks", ranks=others, leader=plan.at)
+            program = ("peer.training.launch", str(ranks), plan.at, str(1 + others), "0")
+            trainer = TrainerHandle((*PYTHON, *program), self._notebook, ranks, lambda: not self._closing.is_set())
+        elif ranks > 1:
+            trainer = TrainerHandle((*PYTHON, "peer.training.launch", str(ranks)), self._notebook, ranks)
+        else:
+            trainer = TrainerHandle((*PYTHON, "peer.training.language_trainer"), self._notebook)
         try:
             return trainer, trainer.attach(self._plan.model_dump(mode="json"), self._memory)
         except BaseException:

@@ -58,7 +58,6 @@ def test_times_are_bounded(plain: dict[str, Any], change: str) -> None:
             BROKEN.replace("daemon_dies", "rank_dies"),
             "peers.home.troubles[0].what: rank_dies needs a peer on several devices",
         ),
-        ('peers.home.devices="cpu,cpu"', 'peers.home.devices: several need outer.cut = "layers"'),
         ('peers.home.devices="cpu;cpu"', "peers.home.devices: found 'cpu;cpu': devices are"),
         ("peers.home.leaves_every_s=9", "peers.home.leaves_every_s: give leaves_at_s, when the first peer leaves"),
         (

@@ -29,7 +29,7 @@ def built(home: Home, device: torch.device, signed: SignedManifest, log: EventLo
 
     async def peer() -> TrainingSession:
         async with contextlib.AsyncExitStack() as stack:
-            return build(options, [device], home, identity, signed, log, stack, lambda: False, list[str]().append)
+            return build(options, [device], home, identity, signed, log, stack, lambda: False)
 
     return asyncio.run(peer())
 

@@ -335,8 +335,8 @@ def test_no_checkpoint_is_made_of_an_outer_step_under_way(
         with contextlib.closing(EventLog(home.events)) as log:
             async with contextlib.AsyncExitStack() as stack:
                 options, cpu = PeerOptions(None, home.path), torch.device("cpu")
-                identity, shown = Identity.load_or_create(home.identity), list[str]()
-                session = build(options, [cpu], home, identity, signed, log, stack, lambda: False, shown.append)
+                identity = Identity.load_or_create(home.identity)
+                session = build(options, [cpu], home, identity, signed, log, stack, lambda: False)
                 session.record.begin()
                 with monkeypatch.context() as patch:
                     patch.setattr(type(session.record.learner), "is_waiting", True)

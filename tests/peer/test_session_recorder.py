@@ -40,6 +40,7 @@ def record() -> SessionRecorder:
     learner.progress_displacement, learner.peers = 0.0, 1.0
     learner.is_waiting = learner.is_ahead = learner.ended = False
     learner.changes, learner.at_slow = 0, lambda tell: tell()
+    learner.progress_displacement, learner.peers = 0.0, 1.0
     parts: dict[str, Any] = dict.fromkeys(("me", "run", "nickname", "run_tokens"), 1)
     parts["home"] = SimpleNamespace(summary=Path("/nowhere/summary.json"), trained=None, foreign_tokens=lambda: 0)
     parts["checkpoints"] = SimpleNamespace(digest=None)
