@@ -106,10 +106,12 @@ async def run_peer(given: PeerOptions, wrap: WrapEnvironment) -> None:
                         options = await thread.run(
                             with_files, options, given, home, signed, network, admission, thread, log
                         )
-                    start.save(remembered, settings)  # not what was refused
+                        start.save(remembered, settings)  # not what was refused
                     session = await thread.run(
                         build, options, devices, home, identity, signed, log, stack, signals.stop.is_set
                     )
+                    if options.keep is not None:  # ``build`` may refuse it
+                        start.save(remembered, settings)
                     if not is_first and session.record.checkpoints.digest is None:
                         log.note("no checkpoint", seconds=SAVE_PERIOD_S)
                     sharing.set_run(signed, home, session.record, bool(options.local))

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
+from p2ptrain.base.background import in_background
 from p2ptrain.base.clock import steady
 from p2ptrain.base.ids import PeerId
-from p2ptrain.base.logging_setup import reporting
 from p2ptrain.data.file_store import named_files
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.net.driver import DriverEnvironment
@@ -154,16 +154,17 @@ def life_in_swarm(
         await connection.serve(RECEIPT_PROTOCOL, RECEIPT_LIMITS, contributions.answer)
         await connection.serve(FILES_PROTOCOL, FILES_LIMITS, admission.guarded(file_server.answer))
         await connection.serve(COPIES_PROTOCOL, COPIES_LIMITS, admission.guarded(weight_server.answer))
-        cache_task = asyncio.create_task(connection.keep_cache(records))
-        cache_task.add_done_callback(reporting("the peer cache"))
+        tasks = in_background(
+            connection.keep_cache(records),
+            admission.update(),
+            sharing.update(connection, participation, network.paths, contributions),
+        )
         try:
-            seen = sharing.serving(connection, participation, network.paths, contributions)
-            async with admission.updating(), contributions.gathering(receipt_transport), seen:
+            async with tasks, contributions.gathering(receipt_transport):
                 why = await participation.live()
                 await watch.linger(connection.announce_briefly)
                 return why if watch.rival is None else "another process uses its identity"
         finally:
-            cache_task.cancel()
             connection.save_cache(records())
 
     return Life(live, participation.post, participation.turned, participation, lambda: admission.status)
