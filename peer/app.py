@@ -85,7 +85,7 @@ async def run_peer(given: PeerOptions, wrap: WrapEnvironment) -> None:
                 with stopping.handling_errors():
                     identity = Identity.load_or_create(home.identity)
                     signed = home.load_manifest(options.link.run_id if options.link else None)
-                    sharing = _sharing(identity, options, owner, target is not None, log, stack)
+                    sharing = _sharing(identity, options, owner, target is not None, log, stopping)
                     is_alone = signed is not None and not RECIPES[signed.manifest.outer.recipe].exchanges
                     network = admission = None
                     if not is_alone:
@@ -191,13 +191,13 @@ def _sharing(
     owner: OwnerControl,
     is_tracked: bool,
     log: EventLog,
-    stack: contextlib.AsyncExitStack,
+    stopping: Stopping,
 ) -> Sharing:
     """Open the page, before the network starts: the page's port may be taken."""
     state = StatusView(identity.peer_id, options.nickname or "", owner.state)
     sharing = Sharing(state, owner, options.page_address, bool(options.share), is_tracked=is_tracked)
     log.listen(state.on_note)
-    sharing.open(stack, log)
+    sharing.open(stopping.watch, log)
     return sharing
 
 

@@ -29,10 +29,11 @@ from p2ptrain.swarm import Counters, Peer, SwarmRules
 from p2ptrain.swarm.rules import SEARCH_PATIENCE_S
 from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES
 from p2ptrain.train.evaluate import HeldOutLoss
+from p2ptrain.train.keeper import Keeper
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.ranks import Mesh
 from p2ptrain.train.rules import Sizes, codecs_of, fragments_of, learner_rules, matrices_of, swarm_rules
-from p2ptrain.train.tasks import PeerLearner, PeerTask
+from p2ptrain.train.tasks import PeerTask
 from peer.capacity import activation_bytes, check_memory, installed_memory
 from peer.home import Home
 from peer.initial_weights import await_hub
@@ -90,7 +91,7 @@ class TrainingSession:
 class _Trained:
     """The learner of a trainer or a keeper, and what it resumes from."""
 
-    learner: PeerLearner
+    learner: Learner | Keeper
     task: PeerTask
     checkpoints: Checkpoints
     found: Found

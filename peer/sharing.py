@@ -1,14 +1,11 @@
-"""This peer's page, and its figures for bootstraps that show the swarm.
-
-The stack passed to ``open`` closes the page.
-"""
+"""This peer's page, and its figures for bootstraps that show the swarm."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from p2ptrain.base.clock import steady
 from p2ptrain.manifest import JoinLink, SignedManifest
@@ -57,10 +54,16 @@ class Sharing:
     def is_watched(self) -> bool:
         return self.listen_address is not None or self.is_shared or self.is_tracked
 
-    def open(self, stack: contextlib.AsyncExitStack, notebook: Notebook) -> None:
-        """Open the page, if there is one. Raises UserError if it cannot be served."""
+    def open(self, start: Callable[[Coroutine[Any, Any, None]], object], notebook: Notebook) -> None:
+        """Open the page, if there is one. Raises UserError if it cannot be served.
+
+        Args:
+            start: starts a background task.
+        """
         if self.listen_address is not None:
-            server = stack.enter_context(PageServer(self.listen_address, self.state.document))
+            server = PageServer(self.listen_address, self.state.document)
+            server.bind()
+            start(server.serve())
             self.state.on_event(server.tell)
             notebook.note("page", url=server.address)
             if server.url != server.address:
