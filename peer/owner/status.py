@@ -22,7 +22,7 @@ FINISHED = "finished"
 """State of a peer that reached the run's end and does not run."""
 SILENT = "does not answer"
 WAITING, WAITED_FOR = frozenset({"waiting for ranks"}), frozenset({"started", "trainer returned"})
-"""Kinds of notes between which a peer waits for its owner's other computers."""
+"""Kinds of notes between which a peer waits for its other computers."""
 EARLY = "looking for the run's manifest, or building the model"
 
 

@@ -30,10 +30,9 @@ with large_imports():
     from p2ptrain.train import accelerator
     from p2ptrain.train.autofit import place
     from p2ptrain.train.batches import CorpusReader
-    from p2ptrain.train.compiling import BackgroundCompiler
+    from p2ptrain.train.compiling import FOLDER, BackgroundCompiler
     from p2ptrain.train.initial_weights import stage_targets, targets
     from p2ptrain.train.inner import ArrivingStepResult, LanguageModelTask
-    from p2ptrain.train.libraries import FOLDER
     from p2ptrain.train.model import flat_model, in_memory
     from p2ptrain.train.ranks import Mesh, Ranks, is_lost, launched_ranks
     from p2ptrain.train.staged import StagedTask
@@ -48,8 +47,9 @@ with large_imports():
 
 ANSWERS = ("step", "losses", "restore", "load", "store", "add", "tried", "held_out", "sample", "finish", "idle")
 """Questions that a trainer answers, by methods of these names."""
-RESTING_S = 5.0
-"""Seconds without a step after which the compiler rests, too."""
+RESTING_S = 30.0
+"""Seconds without a step after which the compiler ends, to begin again with the next one: longer than most held-out
+losses and waits for partners, which would end it in vain. Guess: how soon owners notice that a pause still computes."""
 KILLED_FIRST = "500"
 """Added to this process's share of the memory, in thousandths, where the system chooses what to kill (proc(5)): after
 the compiler, before the node."""
@@ -353,7 +353,8 @@ def live(attachment: Attachment | None) -> None:
     if ranks.rank == 0:
         assert attachment is not None
         together = {name: ranks.together(name, each) for name, each in answers.items()}
-        attachment.serve(trainer.begin(), together, together["idle"])
+        with contextlib.suppress(LineClosedError):
+            attachment.serve(trainer.begin(), together, together["idle"])
         ranks.end()
         return
     if attachment is None:
