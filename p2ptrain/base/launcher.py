@@ -21,8 +21,6 @@ import psutil
 
 from p2ptrain.base import udp_filter
 
-QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
-"""Environment of torch's launchers: it warns of hosts without names."""
 WATCH_S = 0.5
 """Seconds between two looks of ``end_with_parent``."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from p2ptrain.base.errors import P2pTrainError, UserError
-from p2ptrain.base.launcher import QUIET, kill_tree, launched
+from p2ptrain.base.launcher import kill_tree, launched
 from p2ptrain.base.text import printable
 from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.ports import Notebook
@@ -67,7 +67,8 @@ class TrainerHandle:
         self._lines: list[Line] = []
         """To the ranks, in order."""
         self._process = subprocess.Popen(
-            launched(*command, **QUIET, P2PTRAIN_NODE=self._door.address), stdin=subprocess.DEVNULL
+            launched(*command, P2PTRAIN_NODE=self._door.address, TORCH_CPP_LOG_LEVEL="ERROR"),  # of hosts without names
+            stdin=subprocess.DEVNULL,
         )
 
     @property

@@ -19,12 +19,12 @@ from p2ptrain.base import cgroups, files
 from p2ptrain.base.backoff import PAUSE_S, backoff
 from p2ptrain.base.device_names import DEVICE_NAME, DEVICE_WORDS
 from p2ptrain.base.errors import DeviceError, HomeError
-from p2ptrain.base.launcher import QUIET, kill_tree, launched
+from p2ptrain.base.launcher import kill_tree, launched
 from p2ptrain.base.text import UserPath
 from p2ptrain.ports import Notebook
 from peer.options import FILE, WEIGHTS
 from peer.training.lan_address import LanAddress
-from peer.training.plan import OWNERS_FAULT, REMOTE, RemotePlan
+from peer.training.plan import OWNERS_FAULT, RemotePlan
 
 POLL_S = 0.2
 
@@ -111,7 +111,8 @@ def take_part(leader: LanAddress, number: int, own: RemotePlan, notebook: Notebo
         notebook.note("waiting for the leader", leader=str(leader))
         began = time.monotonic()
         process = subprocess.Popen(
-            launched(*command, **QUIET, **{REMOTE: own.model_dump_json()}), stdin=subprocess.DEVNULL
+            launched(*command, P2PTRAIN_RANK=own.model_dump_json(), TORCH_CPP_LOG_LEVEL="ERROR"),
+            stdin=subprocess.DEVNULL,
         )
         while process.poll() is None and not stop.wait(POLL_S):
             pass
