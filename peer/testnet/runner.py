@@ -130,9 +130,7 @@ def _compiling(seconds: float | None, watch: Watch) -> dict[str, str]:
     return {COMPILE_VARIABLE: "on"}  # at once: with the low priority it would end after the testnet
 
 
-async def _start(
-    plan: Plan, means: Means, cast: _Cast, watch: Watch, variables: Mapping[str, str]
-) -> list[str]:
+async def _start(plan: Plan, means: Means, cast: _Cast, watch: Watch, variables: Mapping[str, str]) -> list[str]:
     if plan.solo is not None:  # it needs no bootstrap and can start first
         cast.trainers["solo"] = await _trainer(plan.solo, [], means, variables)
     arguments = [str(plan.run), "--local", "--home", str(plan.bootstrap)]
