@@ -95,7 +95,7 @@ class TaskFigures(Protocol):
 
 
 class PeerTask(TaskFigures, Protocol):
-    """Inner task of a peer, such as ``train.inner.LanguageModelTask``. Its methods belong to the trainer thread."""
+    """Inner task of a peer, such as ``train.inner.LanguageModelTask``. Its methods belong to the training thread."""
 
     def held_out_loss(self, most_tokens: int, patience_s: float, goes_on: GoesOn) -> HeldOutLoss:
         """Read the held-out loss of the current weights in fp32.
