@@ -275,7 +275,7 @@ class Conductor:
             str(trainer.home.path),
         ]
         arguments += ["--devices", settings.devices] if settings.ranks > 1 else []
-        arguments += second_computer.leading(trainer.home.path) if settings.computers > 1 else []
+        arguments += second_computer.leading() if settings.computers > 1 else []
         module = "peer" if settings.lie is None else "lab.hostile"
         arguments[:0] = [] if settings.lie is None else [settings.lie]
         arguments += ["--share"] if self.stage.page and settings.lie is None else []

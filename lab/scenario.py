@@ -16,9 +16,9 @@ from lab.ipv6 import IPv6
 from lab.quotas import LEAST_CORES
 from lab.routers import RouterKind
 from p2ptrain.manifest.section import Section
-from p2ptrain.sim.scenario import Duration, Group, GroupName, Lie, Moment, Scenario
-from p2ptrain.sim.scenario_file import parsed, read
 from peer.owner.settings import device_name
+from sim.scenario import Duration, Group, GroupName, Lie, Moment, Scenario
+from sim.scenario_file import parsed, read
 
 BOOTSTRAP = "bootstrap"
 """Name of the bootstrap in partitions; no group may have it."""

@@ -31,7 +31,6 @@ from p2ptrain.net.identity import Identity
 from p2ptrain.net.start_options import merged
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.recipes import RECIPES
-from p2ptrain.train.accelerator import card_name
 from p2ptrain.train.loop import Signals, train
 from peer.admission_client import AdmissionClient
 from peer.assembly import PeerOptions, TrainingSession, build
@@ -54,6 +53,7 @@ from peer.stopping import Stopping
 from peer.swarm_life import CODEC_THREADS, Life, WrapEnvironment, life_alone, life_in_swarm
 from peer.trackers import TrackedRun, Tracker, TrackerTarget, target_of
 from peer.training.devices import choose_devices, other_ranks
+from peer.training.lan_address import check_to_lead
 
 
 def run(options: PeerOptions, wrap: WrapEnvironment = lambda environment, learner, progress: environment) -> None:
@@ -76,7 +76,7 @@ async def run_peer(given: PeerOptions, wrap: WrapEnvironment) -> None:
         if words := saved.words():
             log.note("remembered", options=command_line(*words))
         signals, rates = Signals(), Throttles()
-        sensors = Sensors(cache_directory() / "cards", [name for each in devices if (name := card_name(each))])
+        sensors = Sensors(cache_directory() / "cards")
         owner = OwnerControl(home, file, settings, rates, signals, log, sensors)
         owner.nickname = options.nickname or ""
         log.listen(owner.on_note)
@@ -112,6 +112,7 @@ async def run_peer(given: PeerOptions, wrap: WrapEnvironment) -> None:
                     )
                     if options.keep is not None:  # ``build`` may refuse it
                         start.save(remembered, settings)
+                    sensors.train_on(session.cards)
                     if not is_first and session.record.checkpoints.digest is None:
                         log.note("no checkpoint", seconds=SAVE_PERIOD_S)
                     sharing.set_run(signed, home, session.record, bool(options.local))
@@ -181,7 +182,8 @@ def _devices(given: PeerOptions, options: PeerOptions, home: Home) -> Sequence[t
     devices = choose_devices(options.device or "auto") if options.keep is None else [torch.device("cpu")]
     if options.keep is not None:
         check_options(given, options.keep, home)
-    other_ranks(options.team, options.at, devices)
+    if other_ranks(options.team, options.at, devices) and options.at:
+        check_to_lead(options.at)
     return devices
 
 

@@ -27,6 +27,7 @@ from p2ptrain.net.identity import Identity
 from p2ptrain.ports import Clock, Notebook
 from p2ptrain.swarm import Counters, Peer, SwarmRules
 from p2ptrain.swarm.rules import SEARCH_PATIENCE_S
+from p2ptrain.train.accelerator import CPU
 from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES
 from p2ptrain.train.evaluate import HeldOutLoss
 from p2ptrain.train.keeper import Keeper
@@ -83,6 +84,8 @@ class TrainingSession:
     new_core: Callable[[], Peer]
     """Factory of protocol cores at the learner's step and progress."""
     record: SessionRecorder
+    cards: Sequence[str] = ()
+    """Names of the cards that train, as nvidia-smi knows them."""
     held: frozenset[int] | None = None
     """Fragments of a keeper; None: this peer holds all and trains."""
 
@@ -136,9 +139,9 @@ def build(
     memory_bytes, mesh = min(options.memory_bytes, installed_memory()), Mesh()
     if len(devices) + others > 1 or (options.stages or 1) > 1:
         mesh = mesh_of(manifest, devices, options.stages, memory_bytes, others)
-    else:
-        check_memory(manifest, devices[0])
-        activation_bytes(manifest, devices[0], options.memory_bytes)
+    elif devices[0] == CPU:  # the trainer checks the others
+        check_memory(manifest, CPU)
+        activation_bytes(manifest, CPU, options.memory_bytes)
     await_hub(manifest, home, log)
     corpus = open_corpus(
         manifest,
@@ -194,7 +197,7 @@ def _session(
     )
     if parts.remote is not None:
         parts.remote.remaining_s = record.remaining_s
-    return TrainingSession(new_core, record, held)
+    return TrainingSession(new_core, record, () if parts.remote is None else parts.remote.cards, held)
 
 
 def _kept(options: PeerOptions, kept: str, home: Home, signed: SignedManifest) -> _Trained:
@@ -221,18 +224,20 @@ def _trained(
     manifest = signed.manifest
     checkpoints = Checkpoints(home.checkpoints)
     found = checkpoints.load_latest()
-    if len(devices) + others == 1:
-        cpu_bytes = activation_bytes(manifest, devices[0], options.memory_bytes)
+    if devices == [CPU] and not others:
+        cpu_bytes = activation_bytes(manifest, CPU, options.memory_bytes)
     else:
         cpu_bytes = CPU_ACTIVATION_BYTES // max(1, sum(each.type == "cpu" for each in devices))
 
     def named(path: Path | None) -> str | None:
         return None if path is None else str(path.absolute())
 
+    is_auto = (options.device or "auto") == "auto"  # the trainer takes the first card that computes
+    own = ("auto",) if is_auto and devices != [CPU] else tuple(map(str, devices))
     plan = TrainerPlan(
         home=str(home.path.absolute()),
         peer=peer,
-        devices=(*map(str, devices), *("auto",) * others),
+        devices=(*own, *("auto",) * others),
         at=None if options.at is None else str(LanAddress.parse(options.at)),
         others=others,
         stages=mesh.stages,
@@ -263,8 +268,7 @@ def _trained(
         gradient_codec=gradient_codec,
         matrices=matrices_of(task.layout, fragments),
         held_out=task,
-        fast=task.fast_weights(fragments),
-        ahead=task,
+        remote=task,
     )
     task.on_return = learner.inbox.wake
     task.has_ended = lambda: learner.ended

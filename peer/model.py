@@ -21,16 +21,6 @@ from p2ptrain.train.model import FlatModel, flat_model
 from peer.home import Home
 
 
-def load_model(home: Home, tokenizer_file: Path | None = None) -> tuple[FlatModel, Tokenizer]:
-    """Build the run's model on the CPU with the slow weights of the newest undamaged checkpoint, and its tokenizer.
-
-    Raises HomeError if there is none.
-    """
-    signed, stored = newest(home)
-    model = stored_model(signed, stored)
-    return model, run_tokenizer(home, signed, tokenizer_file)
-
-
 def newest(home: Home) -> tuple[SignedManifest, StoredTensors]:
     """Return a home's run and the tensors of its ``newest_checkpoint``. Raises HomeError if there is none."""
     signed, found = newest_checkpoint(home)

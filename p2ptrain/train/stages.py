@@ -196,16 +196,6 @@ class UnitCosts:
     """Bytes that each unit keeps of one micro-batch for the backward pass."""
 
 
-def equal_cut(blocks: int, stages: int) -> tuple[StageRange, ...]:
-    """Cut into stages of equally many blocks; the first ones have one less if they do not divide.
-
-    Raises ValueError if there are fewer blocks than stages.
-    """
-    if not 1 <= stages <= blocks:
-        raise ValueError(f"{blocks} blocks cannot be cut into {stages} stages")
-    return _stages([blocks * index // stages for index in range(stages + 1)])
-
-
 def slowest_stage_s(costs: UnitCosts, stages: Sequence[StageRange]) -> float:
     """Return the seconds of the slowest stage for one micro-batch."""
     return max(

@@ -55,16 +55,15 @@ class Sensors:
 
     Args:
         directory: files about cards, of all peers of this user.
-        cards: names of the cards that train, as nvidia-smi knows them; none on the CPU. ``gpu_watts`` is for all
-            together.
     """
 
-    def __init__(self, directory: Path, cards: Sequence[str], clock: Clock = time.monotonic) -> None:
+    def __init__(self, directory: Path, clock: Clock = time.monotonic) -> None:
         self.readings = Readings()
+        self._directory = directory
         self.left_capped = ""
         """Why ``run`` could not put a power limit back, and how to do so."""
-        self._cards = tuple(cards)
-        self._caps = [PowerCap(directory, card) for card in cards] or [PowerCap(directory, None)]
+        self._cards: tuple[str, ...] = ()
+        self._caps: tuple[PowerCap, ...] = ()
         self._clock = clock
         self._settings = Settings()
         self._edited = asyncio.Event()
@@ -83,9 +82,18 @@ class Sensors:
             finally:
                 await self._put_back()
 
+    def train_on(self, cards: Sequence[str]) -> None:
+        """Take these cards for those that train, by nvidia-smi's names; none on the CPU. Call it once.
+
+        ``gpu_watts`` is for all together.
+        """
+        self._cards = tuple(cards)
+        self._caps = tuple(PowerCap(self._directory, card) for card in self._cards or (None,))
+        self._edited.set()
+
     async def _put_back(self) -> None:
         try:
-            async with asyncio.timeout(JOIN_S * len(self._caps)):
+            async with asyncio.timeout(JOIN_S * max(1, len(self._caps))):
                 await self._thread.call(self._release)
             self.left_capped = _joined(cap.left_capped for cap in self._caps)
         except TimeoutError:
@@ -100,7 +108,7 @@ class Sensors:
 
     def read(self) -> Readings:
         """Read the sensors once, with a deadline for each program that is called."""
-        settings, faults = self._settings, dict[str, str]()
+        settings, caps, faults = self._settings, self._caps, dict[str, str]()
 
         def value(option: str, sensor: Callable[[], T]) -> T | None:
             if not getattr(settings, option):
@@ -111,8 +119,7 @@ class Sensors:
                 faults[option] = one_line(str(error) or type(error).__name__)
                 return None
 
-        watts = settings.gpu_watts // len(self._caps)
-        if fault := _joined(cap.apply(watts) for cap in self._caps):
+        if fault := _joined(cap.apply(settings.gpu_watts // len(caps)) for cap in caps):
             faults["gpu_watts"] = fault
         return Readings(
             programs=value("pause_while", lambda: running(settings.pause_while)) or frozenset(),

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -26,7 +26,6 @@ from p2ptrain.base.errors import DeviceError, TrainerAwayError, UserError
 from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.ports import Notebook
 from p2ptrain.train.evaluate import NOT_READ, GoesOn, HeldOutLoss
-from p2ptrain.train.fast_weights import FastWeights, MirroredWeights
 from p2ptrain.trainer.host_vector import HostVector
 from p2ptrain.trainer.process import OnNote, TrainerDiedError, TrainerHandle
 from peer.training.plan import TrainerPlan
@@ -54,7 +53,7 @@ class RemoteStep:
 
 
 class RemoteTask:
-    """``ports.InnerTask``, ``ports.HeldOut`` and ``train.tasks.PeerTask`` of a trainer's process.
+    """``ports.RemoteInnerTask``, ``ports.HeldOut`` and ``train.tasks.PeerTask`` of a trainer's process.
 
     Args:
         plan: what to train.
@@ -82,6 +81,8 @@ class RemoteTask:
         self._notebook = notebook
         self._is_stopping = is_stopping
         self._host: HostVector | None = None
+        self.cards: list[str] = []
+        """Names of this computer's cards that train, as nvidia-smi knows them."""
         self.is_ahead = False
         """Whether the trainer makes a step that ``inner_step`` has not returned."""
         self.tokens_per_step = tokens_per_step
@@ -110,7 +111,9 @@ class RemoteTask:
             try:
                 self._adopt(*self._started())
             except TrainerDiedError as died:
-                self._mourn(died)
+                pause_s = self._mourn(died)
+                if self._closing.wait(pause_s if self._plan.others else 0.0):
+                    raise TrainerAwayError from died
                 if tries == FIRST_TRIES - 1 and not self._plan.others:  # another computer may return
                     raise DeviceError(
                         f"The trainer cannot start: {died}.",
@@ -173,6 +176,7 @@ class RemoteTask:
     def _adopt(self, trainer: TrainerHandle, first: dict[str, Any]) -> None:
         """Let a trainer go on where the last one was. Raises TrainerDiedError."""
         self._guessing, self.shares = float(first["guessing"]), bool(first["shares"])
+        self.cards = [str(each) for each in first["cards"]]
         if self._state:
             first = trainer.ask("restore", counters=self._state["counters"], loss_scale=self._state["loss_scale"])
         self._take(first)
@@ -262,7 +266,7 @@ class RemoteTask:
         return step
 
     def follow_with(self, progress: float | None) -> None:
-        """Let the next ``inner_step`` begin another step after its own (``ports.RunsAhead``)."""
+        """Let the next ``inner_step`` begin another step after its own (``ports.RemoteInnerTask``)."""
         self._next_progress = progress
 
     def read_losses(self) -> None:
@@ -295,6 +299,9 @@ class RemoteTask:
         displacement: Tensor,  # [stop - start]
     ) -> None:
         """Add a displacement to a piece of the trainer's weights."""
+        if self.shares:
+            self.theta[piece].add_(displacement)
+            return
         self._displacement[piece].copy_(displacement)
         try:
             self._ask("add", start=piece.start, stop=piece.stop)
@@ -406,10 +413,6 @@ class RemoteTask:
     @property
     def learning_rate(self) -> float:
         return cast("float", self._figure("learning_rate"))
-
-    def fast_weights(self, pieces: Sequence[slice]) -> FastWeights:
-        """Return the weights in fragments, slices of [0, P), as a ``Learner`` needs them."""
-        return FastWeights(self, pieces) if self.shares else MirroredWeights(self, pieces)
 
     def _figure(self, name: str, default: object = None) -> object:
         return self._state["figures"].get(name, default)

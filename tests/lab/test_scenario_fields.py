@@ -10,9 +10,9 @@ import pytest
 from lab import scenario as scenarios
 from lab.scenario import Limit, RealGroup, RealScenario
 from p2ptrain.base.errors import ScenarioError
-from p2ptrain.sim import scenario_file
-from p2ptrain.sim.scenario import Group, Scenario
-from p2ptrain.sim.scenario_file import changed
+from sim import scenario_file
+from sim.scenario import Group, Scenario
+from sim.scenario_file import changed
 
 HOME_LINES = Path(__file__).parent.parent.parent / "bench" / "scenarios" / "home_lines.toml"
 PARTED = 'partitions=[{at_s = 1, for_s = 1, sides = [["home"], ["bootstrap"]]}]'

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 import torch
 
@@ -12,18 +14,18 @@ from p2ptrain.train.autofit import Placement
 from p2ptrain.train.stage_costs import unit_costs
 from peer.owner.settings import device_name
 from peer.training.agreement import balanced, candidates
-from peer.training.devices import choose_devices, mesh_of
+from peer.training.devices import choose_devices, mesh_of, other_ranks
+from peer.training.lan_address import check_to_lead
 
 CARDS = [torch.device("cuda", 0), torch.device("cuda", 1)]
 
 
 @pytest.fixture
 def two_cards(monkeypatch):
-    """Let this machine have two cards."""
-    cards = {"cuda": CARDS}
-    chosen = {"cuda": CARDS[0], **{str(each): each for each in CARDS}, "cpu": torch.device("cpu")}
-    monkeypatch.setattr(accelerator, "cards", lambda kind: cards.get(kind, []))
-    monkeypatch.setattr(accelerator, "choose_device", chosen.__getitem__)
+    """Let this machine have two cards, on which nothing may run."""
+    monkeypatch.setattr(accelerator, "cards", lambda kind: CARDS if kind == "cuda" else [])
+    monkeypatch.setattr(accelerator, "_fault", lambda card: pytest.fail(f"a context on {card}"))
+    monkeypatch.setattr(accelerator, "_make_current", lambda card: pytest.fail(f"a context on {card}"))
 
 
 @pytest.mark.parametrize(
@@ -31,6 +33,7 @@ def two_cards(monkeypatch):
     [
         ("cuda:1,cuda:0", CARDS[::-1]),
         ("all", CARDS),
+        ("auto", CARDS[:1]),
         ("cpu,cuda,cpu", [torch.device("cpu"), CARDS[0], torch.device("cpu")]),
     ],
 )
@@ -48,6 +51,7 @@ def test_devices_keep_their_order(two_cards, names, devices):
         ("all,cpu", "There is no device"),
         ("cpu,", "There is no device"),
         ("", "There is no device"),
+        ("cuda:2", "has 2 CUDA device"),
     ],
 )
 def test_wrong_names_are_one_error(two_cards, names, says):
@@ -157,3 +161,54 @@ def test_stages_that_cannot_train_the_run_are_one_error(signed_run, devices, sta
     with pytest.raises(DeviceError) as caught:
         mesh_of(with_changes(layered(signed_run), changes), [CPU] * devices, stages, 1e12)
     assert says in f"{caught.value.problem} {caught.value.remedy}"
+
+
+def test_stages_need_devices_of_one_kind(signed_run):
+    mixed = [CPU, CARDS[0]]
+    assert str(mesh_of(layered(signed_run), mixed, None, 1e12)) == "2 replicas of 1 stage"
+    with pytest.raises(DeviceError, match="several kinds cannot exchange activations"):
+        mesh_of(layered(signed_run), mixed, 2, 1e12)
+
+
+def test_other_computers_bring_one_rank_each(signed_run):
+    others = other_ranks(3, "192.168.1.5", [CPU])
+    assert others == 2
+    assert str(mesh_of(layered(signed_run), [CPU], None, 1e12, others)) == "3 stages"
+    assert other_ranks(None, None, [CPU]) == 0
+
+
+@pytest.mark.parametrize(
+    ("team", "at", "says"),
+    [
+        (2, None, "--team and --at belong together"),
+        (None, "127.0.0.1", "--team and --at belong together"),
+        (2, "127.0.0.1", "--team 2 leaves no place for another computer, since this one has 2 devices"),
+    ],
+)
+def test_unclear_teams_are_one_error(team, at, says):
+    with pytest.raises(DeviceError, match=says):
+        other_ranks(team, at, [CPU, CPU])
+
+
+@pytest.mark.parametrize(
+    ("at", "says"),
+    [
+        ("home", "'home' is not an IPv4 address"),
+        ("10.0.0.999", "'10.0.0.999' is not an IPv4 address"),
+        ("0.0.0.0", "not an address of a private network"),
+        ("8.8.8.8", "not an address of a private network"),
+        ("10.0.0.1:99999", "99999 is not a TCP port"),
+        ("10.255.254.253", "This computer has no address 10.255.254.253"),
+    ],
+)
+def test_addresses_at_which_nobody_can_wait_are_one_error(at, says):
+    with pytest.raises(DeviceError, match=says):
+        check_to_lead(at)
+
+
+def test_a_port_that_another_program_has_is_one_error():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(DeviceError, match=rf"cannot listen on 127.0.0.1:{port}"):
+            check_to_lead(f"127.0.0.1:{port}")
+    check_to_lead(f"127.0.0.1:{port}")

@@ -17,6 +17,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from trained_model import generate_tokens, load_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from p2ptrain import checkpoint
@@ -25,12 +26,11 @@ from p2ptrain.data.corpus import open_corpus
 from p2ptrain.data.tokenizer import JsonTokenizer, load_tokenizer
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.manifest.model_config import model_section
-from p2ptrain.train.generate import Sampling, generate_tokens
+from p2ptrain.train.generate import Sampling
 from p2ptrain.train.model import flat_model
 from peer import cli, exported_weights, exporting, loading
 from peer.exporting import export
 from peer.home import Home
-from peer.model import load_model
 from peer.trained import language_model
 
 WHOLE = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from trained_model import load_model
 
 from p2ptrain import checkpoint
 from p2ptrain.base.errors import DeviceError, HomeError
@@ -370,7 +371,7 @@ def test_the_model_of_a_home(home: Home) -> None:
     run(PeerOptions(None, home.path))
     found = checkpoint.load_latest(home.checkpoints).checkpoint
     assert found is not None
-    loaded, tokenizer = model.load_model(home)
+    loaded, tokenizer = load_model(home)
     assert torch.equal(loaded.theta, found.tensors["slow"])
     assert tokenizer.vocabulary_size == 256
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from families import description
 from packed import LENGTHS, PADDING, codes, packed_corpus
+from staged_rank import equal_cut
 from test_stages import gradients
 
 from p2ptrain.data.packing import IGNORED, decoded_rows
@@ -21,7 +22,7 @@ from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.model import build_module, flat_model, summed_loss
 from p2ptrain.train.sequence_parts import parts_of, predicted_count
 from p2ptrain.train.staged import StageModule
-from p2ptrain.train.stages import PARTS, equal_cut, stage_model
+from p2ptrain.train.stages import PARTS, stage_model
 
 CPU = torch.device("cpu")
 TOKENS = 16

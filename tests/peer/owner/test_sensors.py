@@ -138,7 +138,8 @@ def test_only_what_was_asked_for_is_read_and_a_fault_stops_nothing_else(
     monkeypatch.setattr(psutil, "sensors_battery", broken, raising=False)
     monkeypatch.setattr(psutil, "process_iter", broken)
     chips(monkeypatch)
-    sensors = Sensors(tmp_path, [CARD], clock=lambda: 7.0)
+    sensors = Sensors(tmp_path, clock=lambda: 7.0)
+    sensors.train_on([CARD])
     assert sensors.read().faults == {}
     assert not (tools / "calls").exists()
     sensors.watch(Settings(pause_on_battery=True, pause_above_celsius=80.0))
@@ -159,7 +160,8 @@ async def running_sensors(sensors: Sensors) -> AsyncIterator[None]:
 
 def test_the_thread_reads_at_once_after_an_edit_and_puts_the_limit_back(tools: Path, tmp_path: Path) -> None:
     read = threading.Event()
-    sensors = Sensors(tmp_path, [CARD])
+    sensors = Sensors(tmp_path)
+    sensors.train_on([CARD])
     once = sensors.read
 
     def reads() -> Any:
@@ -194,7 +196,8 @@ def test_sensors_that_are_stuck_at_the_end_say_how_to_put_the_limit_back(
 
     monkeypatch.setattr(sensors_module, "is_on_battery", stuck)
     monkeypatch.setattr(sensors_module, "JOIN_S", 0.1)
-    sensors = Sensors(tmp_path, [CARD])
+    sensors = Sensors(tmp_path)
+    sensors.train_on([CARD])
     sensors.watch(Settings(gpu_watts=gpu_watts, pause_on_battery=True))
 
     async def scene() -> None:
@@ -230,7 +233,8 @@ def test_the_cards_of_a_peer_share_the_limit_and_the_hottest_counts(tools: Path,
     def limits() -> list[float]:
         return [float((tools / f"watts.{card}").read_text()) for card in cards]
 
-    sensors = Sensors(tmp_path, list(cards))
+    sensors = Sensors(tmp_path)
+    sensors.train_on(list(cards))
     sensors.watch(Settings(pause_above_celsius=80.0, gpu_watts=500))
     readings = sensors.read()
     assert readings.faults == {}
