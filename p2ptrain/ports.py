@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class InnerTask(Protocol):
-    """Inner optimization: a model's flat weights and one training step on them. Owned by the trainer thread."""
+    """Inner optimization: a model's flat weights and one training step on them. Owned by the training thread."""
 
     @property
     def theta(self) -> Tensor:
@@ -81,7 +81,7 @@ class RemoteInnerTask(InnerTask, Protocol):
 
 
 class HeldOut(Protocol):
-    """Evaluation of the current fast weights. Owned by the trainer thread."""
+    """Evaluation of the current fast weights. Owned by the training thread."""
 
     @property
     def guessing(self) -> float:
