@@ -30,6 +30,8 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.cli import run_command
 from p2ptrain.codec.steps import SKETCH_BYTES, SKETCH_SUMS
 from p2ptrain.framing import FrameKind, encode_header
+from p2ptrain.host.learner import Learner
+from p2ptrain.host.payloads import Encoded, Payloads, Snapshot
 from p2ptrain.manifest import JoinLink
 from p2ptrain.net.driver import DriverEnvironment
 from p2ptrain.net.parallel_streams import ParallelLink
@@ -37,8 +39,6 @@ from p2ptrain.ports import Directory, Link, Notebook, Transport
 from p2ptrain.swarm import Presence
 from p2ptrain.swarm.events import Announce
 from p2ptrain.swarm.messages import Accept, Message, Offer, WeightsReply
-from p2ptrain.train.learner import Learner
-from p2ptrain.train.payloads import Encoded, Payloads, Snapshot
 from p2ptrain.wire import MAX_KNOWN, decode_message, encode_message
 from peer.app import run_peer
 from peer.assembly import PeerOptions

@@ -25,6 +25,7 @@ from p2ptrain.data.corpus import check_named
 from p2ptrain.data.file_store import named_files
 from p2ptrain.data.stream import cache_directory
 from p2ptrain.data.weight_files import check_option
+from p2ptrain.host.loop import Hooks, Signals, train
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.net.driver import DriverEnvironment
 from p2ptrain.net.file_service import FILES_PROTOCOL, FileServer
@@ -41,7 +42,6 @@ from p2ptrain.ports import Link, Transport
 from p2ptrain.recipes import RECIPES
 from p2ptrain.swarm import Presence
 from p2ptrain.swarm.events import Event, LeaveRequested, TrainingEnded
-from p2ptrain.train.loop import Hooks, Signals, train
 from peer.admission_client import AdmissionClient
 from peer.assembly import PeerOptions, TrainingSession, build
 from peer.contributions import Contributions

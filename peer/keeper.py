@@ -15,18 +15,18 @@ from typing import Any
 from p2ptrain.base.errors import DeviceError, HomeError, ManifestError, UserError
 from p2ptrain.base.telemetry import EventLog
 from p2ptrain.checkpoint import Checkpoints
+from p2ptrain.host.keeper import Keeper
+from p2ptrain.host.loop import Hooks, Signals
+from p2ptrain.host.rules import codecs_of, fragments_of, matrices_of
+from p2ptrain.host.tasks import PeerLearner
 from p2ptrain.manifest import SignedManifest, parameter_count
 from p2ptrain.net.identity import Identity
 from p2ptrain.outer.flat import FlatLayout
+from p2ptrain.ports import NOT_READ, GoesOn, HeldOutLoss
 from p2ptrain.recipes import RECIPES
 from p2ptrain.swarm import Counters, Peer, keeping
 from p2ptrain.swarm.events import Event, LeaveRequested
-from p2ptrain.train.evaluate import NOT_READ, GoesOn, HeldOutLoss
-from p2ptrain.train.keeper import Keeper
-from p2ptrain.train.loop import Hooks, Signals
 from p2ptrain.train.model import shape_module
-from p2ptrain.train.rules import codecs_of, fragments_of, matrices_of
-from p2ptrain.train.tasks import PeerLearner
 from peer.assembly import PeerOptions, TrainingSession, rules_of_run
 from peer.capacity import BASE_BYTES, installed_memory
 from peer.home import Home
@@ -209,7 +209,7 @@ def build_keeper(
 
 
 def keep(learner: PeerLearner, signals: Signals, post: Callable[[Event], None], hooks: Hooks) -> None:
-    """Apply what arrives until ``finished``, and leave at ``stop`` or ``last``; ``train.loop.train`` of a keeper."""
+    """Apply what arrives until ``finished``, and leave at ``stop`` or ``last``; ``host.loop.train`` of a keeper."""
     is_leaving = False
     while not signals.finished.is_set():
         if not is_leaving and (signals.stop.is_set() or signals.last.is_set()):

@@ -29,12 +29,13 @@ from torch import Tensor
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.data import assign
 from p2ptrain.data.corpus import Corpus
+from p2ptrain.ports import GoesOn, HeldOutLoss
 from p2ptrain.train import accelerator
 from p2ptrain.train.autofit import CARD_MEMORY_FRACTION, Placement
 from p2ptrain.train.batches import Batches, CorpusReader
 from p2ptrain.train.compiled_pass import CompiledPass, CompiledPassError, PassShape
 from p2ptrain.train.device_copies import Arrival, copies_of
-from p2ptrain.train.evaluate import GoesOn, HeldOutLoss, HeldOutText, validation_loss
+from p2ptrain.train.evaluate import HeldOutText, validation_loss
 from p2ptrain.train.generate import Sampling, generate_answer, generate_text
 from p2ptrain.train.graphed_pass import GraphedPass
 from p2ptrain.train.loss_scale import LossScale

@@ -20,6 +20,8 @@ from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.codec import CodecTerms
 from p2ptrain.framing import FrameKind, decode_header
+from p2ptrain.host.learner import Learner
+from p2ptrain.host.payloads import Payloads, Snapshot
 from p2ptrain.net.driver import DriverEnvironment, at_once
 from p2ptrain.net.identity import Identity, verify
 from p2ptrain.net.links import Limits, StreamLink
@@ -32,8 +34,6 @@ from p2ptrain.ports import Directory, Link, Notebook
 from p2ptrain.statements import packed
 from p2ptrain.swarm import PeerState, Presence
 from p2ptrain.swarm.messages import Accept, Decline, DeclineReason, Offer, Terms
-from p2ptrain.train.learner import Learner
-from p2ptrain.train.payloads import Payloads, Snapshot
 from p2ptrain.wire import MAX_KNOWN, decode_message, encode_message
 
 FP32 = codecs.get("fp32")

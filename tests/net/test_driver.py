@@ -23,6 +23,8 @@ from p2ptrain.base.errors import MisfitError, NetworkError
 from p2ptrain.base.ids import PROTOCOL_VERSION, PeerId, RunId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.framing import MAX_CHUNK_BYTES, FrameKind
+from p2ptrain.host.learner import Learner
+from p2ptrain.host.rules import LearnerRules
 from p2ptrain.net.driver import FAREWELL_S, FINISHED_S, Driver, DriverEnvironment, at_once
 from p2ptrain.net.payload import receive_payload, send_payload
 from p2ptrain.net.rpc import send_message as ask
@@ -32,8 +34,6 @@ from p2ptrain.swarm import Offer, Peer, PeerState, Presence, Terms
 from p2ptrain.swarm.deadlines import PAYLOAD_BOUNDS_S
 from p2ptrain.swarm.events import Commit, LeaveRequested
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, WeightsReply, WeightsRequest
-from p2ptrain.train.learner import Learner
-from p2ptrain.train.rules import LearnerRules
 from p2ptrain.wire import decode_message, encode_message
 from sim.learners import QuadraticTask
 

@@ -12,8 +12,8 @@ import pytest
 
 from p2ptrain.base.errors import HomeError
 from p2ptrain.base.telemetry import MemoryLog
+from p2ptrain.host.loop import Signals
 from p2ptrain.manifest import SignedManifest
-from p2ptrain.train.loop import Signals
 from peer import app
 from peer.app import run_peer
 from peer.assembly import PeerOptions
