@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, Protocol, cast, get_args
@@ -91,12 +92,12 @@ class WireAdversary:
     def wrapped(self, environment: DriverEnvironment, learner: Learner) -> DriverEnvironment:
         """Return an honest peer's environment with this lie."""
         payloads, self.notebook = learner.payloads, environment.notebook
+        if self.lie == "infinite":
+            payloads.propose = partial(infinite, payloads.propose)  # type: ignore[method-assign]
 
         async def work(function: Callable[..., Any], *arguments: Any) -> Any:
             if self.lie == "enormous" and function == payloads.encode:
                 return await environment.work(enormous, payloads, arguments)
-            if self.lie == "infinite" and function == payloads.propose:
-                return await environment.work(infinite, payloads, arguments)
             if self.lie == "infinite" and function == payloads.encode:
                 return await environment.work(encode_truthfully, payloads, arguments)
             result = await environment.work(function, *arguments)
@@ -155,10 +156,13 @@ def enormous(payloads: Payloads, question: Sequence[Any]) -> Encoded:
     return payloads.encode(fragments, mine, theirs, replace(true, parts=parts))
 
 
-def infinite(payloads: Payloads, question: Sequence[Any]) -> tuple[Snapshot, tuple[bytes, ...]]:
+Propose = Callable[[Sequence[int]], tuple[Snapshot, tuple[bytes, ...]]]
+
+
+def infinite(propose: Propose, fragments: Sequence[int]) -> tuple[Snapshot, tuple[bytes, ...]]:
     """Return the true proposals with a sketch of infinite weights."""
     sketch = struct.pack("<f", math.inf) * SKETCH_SUMS
-    snapshot, proposals = payloads.propose(*question)
+    snapshot, proposals = propose(fragments)
     return snapshot, tuple(each[:-SKETCH_BYTES] + sketch if each else each for each in proposals)
 
 

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from p2ptrain.codec import Codec, is_adaptive, is_decodable, weighted_ranks
-from p2ptrain.host.guard import PhaseGuard
 from p2ptrain.host.inbox import Displacement
-from p2ptrain.host.outer_phase import Entry, OuterPhase, entry_of
+from p2ptrain.host.outer_phase import Entry, OuterPhase, PhaseGuard, entry_of
 from p2ptrain.host.payloads import Encoded, Payloads, Snapshot
 from p2ptrain.host.rules import LearnerRules
 from p2ptrain.outer.adaptive import AdaptiveRank

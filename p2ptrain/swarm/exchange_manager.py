@@ -11,10 +11,20 @@ from p2ptrain.swarm.core_state import CoreState
 from p2ptrain.swarm.events import Close, Commit, LinkFailed, Note, Open, Send, Swap, SwapDone
 from p2ptrain.swarm.exchange import Exchange, ExchangeBook, ExchangeState
 from p2ptrain.swarm.judging import Judge, SlowPartnerPenalty
-from p2ptrain.swarm.keeping import KeeperPosition, is_keeper
+from p2ptrain.swarm.keeping import KeeperPosition
 from p2ptrain.swarm.matching import Answer, OfferView, Violation, answer, implausible_progress
 from p2ptrain.swarm.meeting import MeetingEvent
-from p2ptrain.swarm.messages import EXCHANGING, Accept, Acknowledge, Decline, DeclineReason, Offer, PeerState, Terms
+from p2ptrain.swarm.messages import (
+    EXCHANGING,
+    Accept,
+    Acknowledge,
+    Decline,
+    DeclineReason,
+    Offer,
+    PeerState,
+    Terms,
+    is_keeper,
+)
 from p2ptrain.swarm.partners import MOMENTARY, choose, own_terms, pause_after, pause_for_others
 from p2ptrain.swarm.peer_info import FailureKind, PeerInfo
 from p2ptrain.swarm.progress import progress_displacement

@@ -11,8 +11,7 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm.core_state import CoreState
 from p2ptrain.swarm.events import LinkFailed, SwapDone
 from p2ptrain.swarm.exchange import Exchange
-from p2ptrain.swarm.keeping import is_keeper
-from p2ptrain.swarm.messages import Terms
+from p2ptrain.swarm.messages import Terms, is_keeper
 from p2ptrain.swarm.peer_info import REST, FailureKind
 from p2ptrain.swarm.rules import BEGINNER_STEPS, MAX_KNOWN
 from p2ptrain.swarm.trust import TIMES_UNRELATED, Replays, are_unrelated, per_fragment

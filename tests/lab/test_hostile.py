@@ -191,8 +191,8 @@ def test_partners_reject_a_sketch_of_infinite_weights_and_the_adversary_does_not
     honest, environment = theirs.proposals((0,)), disguised("infinite", payloads=liars)
 
     async def lie() -> tuple[Any, Any]:
-        proposals = await environment.work(liars.proposals, (0,), liars.published)
-        return proposals, await environment.work(liars.encode, (0,), proposals, honest, liars.published)
+        snapshot, proposals = liars.propose((0,))
+        return proposals, await environment.work(liars.encode, (0,), proposals, honest, snapshot)
 
     proposals, payload = asyncio.run(lie())
     assert payload.parts == liars.encode((0,), liars.proposals((0,)), honest).parts

@@ -47,13 +47,15 @@ OFFER = Offer(RUN, PROTOCOL_VERSION, (0,), TERMS)
 class Trainee:
     """A driven peer with its trainer."""
 
-    def __init__(self, network: MemoryNetwork, peer: PeerId) -> None:
+    def __init__(
+        self, network: MemoryNetwork, peer: PeerId, codec_name: str = "fp32", work=at_once, inner_steps=4
+    ) -> None:
         loop = asyncio.get_running_loop()
         random = torch.Generator().manual_seed(len(peer))
         task = QuadraticTask(torch.ones(P), torch.randn(P, generator=random), learning_rate=0.01)
-        rules = LearnerRules(inner_steps=4, run_tokens=1e9, outer=OuterRule(0.7, 0.5))
+        rules = LearnerRules(inner_steps, run_tokens=1e9, outer=OuterRule(0.7, 0.5))
         self.notebook = MemoryLog()
-        self.learner = Learner(task, rules, slices(P, 1), codec.get("fp32"), self.notebook)
+        self.learner = Learner(task, rules, slices(P, 1), codec.get(codec_name), self.notebook)
         swarm_rules = run_rules(
             self.learner.payloads.encoded_sizes((0,)),
             weights_bytes=4 * P,
@@ -71,7 +73,7 @@ class Trainee:
             sign=lambda e: presence(peer, e.progress, PeerState(e.state), loop.time()),
             live_until=lambda record: record.issued_at + record.lifetime_s,
             begin_training=self._begun.set,
-            work=at_once,
+            work=work,
             committed=self.committed.append,
         )
         self.driver = Driver(self.core, self.learner, environment)
