@@ -24,8 +24,7 @@ from torch import Tensor
 from p2ptrain.base.backoff import PAUSE_S, backoff
 from p2ptrain.base.errors import DeviceError, TrainerAwayError, UserError
 from p2ptrain.outer.flat import FlatLayout
-from p2ptrain.ports import Notebook
-from p2ptrain.train.evaluate import NOT_READ, GoesOn, HeldOutLoss
+from p2ptrain.ports import NOT_READ, GoesOn, HeldOutLoss, Notebook
 from p2ptrain.trainer.host_vector import HostVector
 from p2ptrain.trainer.process import OnNote, TrainerDiedError, TrainerHandle
 from peer.training.plan import TrainerPlan
@@ -53,7 +52,7 @@ class RemoteStep:
 
 
 class RemoteTask:
-    """``ports.RemoteInnerTask``, ``ports.HeldOut`` and ``train.tasks.PeerTask`` of a trainer's process.
+    """``ports.RemoteInnerTask``, ``ports.HeldOut`` and ``host.tasks.PeerTask`` of a trainer's process.
 
     Args:
         plan: what to train.

@@ -11,8 +11,8 @@ import torch
 from in_process import InProcessTrainer
 from swarm import TINY
 
+from p2ptrain.host import learner
 from p2ptrain.manifest import SignedManifest, create_run, sign_run
-from p2ptrain.train import learner
 from peer.training import remote_task
 
 ALONE = {"outer.recipe": "local", "outer.exchanges_per_step": 0, "run.tokens": 6_400}
