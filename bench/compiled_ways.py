@@ -1,6 +1,6 @@
 """Spike: torch.compile beside the ahead-of-time library: seconds to compile, cold and warm, and of a pass.
 
-    python -m bench.compiled_ways PRESET CACHE [--library]
+python -m bench.compiled_ways PRESET CACHE [--library]
 """
 
 from __future__ import annotations

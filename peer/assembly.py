@@ -266,7 +266,7 @@ def _trained(
         fast=task.fast_weights(fragments),
         ahead=task,
     )
-    task.on_return = learner.inbox.wake
+    task.on_return(learner.inbox.wake)
 
     def load(found: Checkpoint) -> None:
         learner.load_state_dict(found.tensors, found.state)

@@ -168,8 +168,10 @@ class Learner:
         self.changes += 1
         try:
             result = self.task.inner_step(self.progress)
-        except TrainerAwayError:
+        except TrainerAwayError as away:
             self.is_away = True
+            if away.is_torn:
+                self._drop_phase("the trainer died while it moved the weights")
             return events
         self.inner_step_s = self._clock() - started
         self.tokens += result.tokens
@@ -319,6 +321,15 @@ class Learner:
         if self._guard.fault_so_far(self._weights.distance_of(copy)) is None:
             self._weights.publish_fast(self.step, copy.parts)
         return list(due)
+
+    def _drop_phase(self, why: str) -> None:
+        """Begin this inner phase again at the slow weights, with a new optimizer; its tokens count all the same."""
+        self._notebook.note("discarded", step=self.step + 1, why=why)
+        self._inner, self._losses = 0, 0.0
+        self._unread.clear()
+        self._weights.reset_fast()
+        self._guard.begin()
+        self.task.reset(REWARM_STEPS)
 
     def _is_faulty(self) -> bool:
         """Check the whole pseudo-gradient; a faulty inner phase is dropped and theta returns to x."""

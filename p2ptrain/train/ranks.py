@@ -158,7 +158,9 @@ class Ranks:
 
         def answered(**arguments: Json) -> Any:
             self.share([name, arguments])
-            return answer(**arguments)
+            found = answer(**arguments)
+            dist.barrier(group=self._host)  # then the node may read and write what all have
+            return found
 
         return answered
 
@@ -167,6 +169,7 @@ class Ranks:
         while True:
             name, arguments = self.share(None)
             answers[name](**arguments)
+            dist.barrier(group=self._host)
 
     def send_to(self, values: Tensor, rank: int) -> None:
         """Send values on the host to another rank."""

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from p2ptrain.base.imports import large_imports
 
 with large_imports():
     import torch
+    from torch.distributed import DistError
 
     from p2ptrain.base.telemetry import MemoryLog
     from p2ptrain.data.corpus import open_corpus
@@ -59,8 +61,8 @@ READING_S = 0.5
 class LanguageTrainer:
     """Answers of the language model's trainer, or of one of its ranks.
 
-    Where nobody else has the same weights, a rank on the CPU computes in the host vector. Others, as cards, copy its
-    weights by ``load`` and ``store``.
+    If all ranks are on this computer's CPU and nobody else has the same weights, they compute in the host vector.
+    Others, as cards, copy its weights by ``load`` and ``store``.
 
     Args:
         attachment: this process's place at its node; None: the node is on another computer, with rank 0.
@@ -109,6 +111,8 @@ class LanguageTrainer:
             if is_new and self._stores:
                 theta.copy_(model.theta)
             is_shared = device.type == "cpu" and plan.shares and self._stores and self._host is not None
+            if ranks is not None:  # else the host vector would have slices of different ages
+                is_shared = all(ranks.gather(is_shared))
             if is_shared:
                 model = in_memory(model, theta)
                 stage = None if stage is None else replace(stage, flat=model)
@@ -118,16 +122,18 @@ class LanguageTrainer:
                 self._task = LanguageModelTask(model, *rest, placement, moments)
             else:
                 self._task = StagedTask(stage, ranks, *rest, agreed.placement, agreed.counts, moments)
+        if is_shared and self._host is not None:
+            self._task.moving = partial(self._host.moving, 0 if ranks is None else ranks.rank)
         self._ranks = ranks
         self._copies = vectors
         self._vectors = None if is_shared else (theta, first, second)
-        own = is_shared, str(device), self._host is None, self._piece.start, self._piece.stop
+        own = str(device), self._host is None, self._piece.start, self._piece.stop
         all_ranks = [own] if ranks is None else ranks.gather(own)  # and all have written their weights
-        self._shares = all(each[0] for each in all_ranks)
-        self._device_name = " + ".join(each[1] for each in all_ranks)
+        self._shares = is_shared
+        self._device_name = " + ".join(each[0] for each in all_ranks)
         if ranks is not None and ranks.mesh.replicas > 1:
             self._device_name += f" ({ranks.mesh})"
-        self._remote = [(rank, slice(*each[3:])) for rank, each in enumerate(all_ranks) if each[2]]
+        self._remote = [(rank, slice(*each[2:])) for rank, each in enumerate(all_ranks) if each[1]]
         """Ranks on other computers, and their pieces of the host vector."""
         if is_new:
             self._bring(range(1))
@@ -193,14 +199,17 @@ class LanguageTrainer:
         return {}
 
     def store(self, moments: bool) -> dict[str, Any]:
-        """Copy the weights, and perhaps the moments, to the host vector, where they are not that already."""
-        if self._vectors is not None and self._stores:
-            self._vectors[0].copy_(self._task.theta)
-            if moments:
+        """Copy the weights to the host vector's last vector, of which the node copies them: it never has half of them.
+
+        With ``moments``, copy these, too, to their own place.
+        """
+        if self._stores:
+            self._displacement.copy_(self._task.theta)
+            if moments and self._vectors is not None:
                 state = self._task.state_dict()
                 self._vectors[1].copy_(state["first_moment"])
                 self._vectors[2].copy_(state["second_moment"])
-        self._bring(range(3 if moments else 1))
+        self._bring(range(1 if moments else 3, 4))
         return self._state()
 
     def add(self, start: int, stop: int) -> dict[str, Any]:
@@ -337,6 +346,13 @@ def _fail(attachment: Attachment | None, kind: str, error: Exception) -> None:
 
 def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a service manager stops all processes; the node still saves
+    try:
+        return _main()
+    except LineClosedError:  # the node has ended, or has closed the line
+        return 0
+
+
+def _main() -> int:
     with contextlib.suppress(OSError):  # not Linux, or /proc is read-only
         Path("/proc/self/oom_score_adj").write_text(KILLED_FIRST, encoding="ascii")
     attachment = Attachment.of_environment() if REMOTE not in os.environ else None
@@ -344,15 +360,14 @@ def main() -> int:
         logging.getLogger().addHandler(LogLines(attachment))
     try:
         live(attachment)
-    except LineClosedError:
-        return 0
     except UserError as error:
         _fail(attachment, "user", error)
     except (RuntimeError, MemoryError) as error:
         is_memory, is_device = accelerator.is_out_of_memory(error), isinstance(error, torch.AcceleratorError)
-        if not is_memory and not is_device:
-            raise
-        _fail(attachment, "memory" if is_memory else "device", error)
+        if is_memory or is_device:
+            _fail(attachment, "memory" if is_memory else "device", error)
+        elif not isinstance(error, DistError) and "gloo" not in str(error):
+            raise  # else another rank has ended, which may say more, or the node has
     else:
         return 0
     return 1

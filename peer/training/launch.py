@@ -29,7 +29,9 @@ def main(ranks: int) -> int:
     )
     try:
         elastic_launch(config, sys.executable)("-P", "-m", PROGRAM)
-    except ChildFailedError:
+    except ChildFailedError as error:
+        if (code := min(each.exitcode for each in error.failures.values())) < 0:
+            os.kill(os.getpid(), -code)  # so that the node sees by which signal a rank ended
         return 1
     return 0
 

@@ -10,8 +10,7 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.train.compiling import CompileMode
 
 VECTORS = ("theta", "first_moment", "second_moment", "displacement")
-"""Vectors of the host vector, in order. The last one is used with cards alone, piece by piece."""
-
+"""Vectors of the host vector, in order. The last one passes displacements to cards, and weights from them."""
 
 REMOTE = "P2PTRAIN_RANK"
 """Environment variable with the ``RemotePlan`` of a rank on another computer than its node."""

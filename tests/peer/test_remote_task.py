@@ -20,7 +20,7 @@ from p2ptrain.manifest import SignedManifest
 from p2ptrain.net.identity import Identity
 from p2ptrain.trainer.process import TrainerHandle
 from peer.home import Home
-from peer.training import remote_task
+from peer.training import remote_task, trainer_supervisor
 from peer.training.plan import TrainerPlan
 from peer.training.remote_task import RemoteTask
 
@@ -116,7 +116,7 @@ def test_two_ranks_compute_what_one_process_does_up_to_rounding(plan, monkeypatc
 
 
 def test_a_rank_that_is_killed_takes_the_others_with_it_and_all_return(plan, monkeypatch, in_own_process):
-    monkeypatch.setattr(remote_task, "PAUSE_S", (0.01, 0.01))
+    monkeypatch.setattr(trainer_supervisor, "PAUSE_S", (0.01, 0.01))
     with started(plan.model_copy(update={"devices": ("cpu", "cpu"), "stages": 2})) as task:
         before = task.inner_step(0.0).loss
         assert task.pid is not None
@@ -132,11 +132,11 @@ def test_a_rank_that_is_killed_takes_the_others_with_it_and_all_return(plan, mon
 
 
 def test_a_killed_trainer_is_replaced_and_goes_on_where_it_was(plan, monkeypatch, in_own_process):
-    monkeypatch.setattr(remote_task, "PAUSE_S", (0.01, 0.01))
+    monkeypatch.setattr(trainer_supervisor, "PAUSE_S", (0.01, 0.01))
     losses, theta, state, _ = trained(plan)
     log, returned = MemoryLog(), []
     with started(plan, log) as task:
-        task.on_return = lambda: returned.append(True)
+        task.on_return(lambda: returned.append(True))
         found = [task.inner_step(256.0 * number).loss for number in range(STEPS // 2)]
         assert task.pid is not None
         os.kill(task.pid, signal.SIGKILL)
@@ -156,7 +156,7 @@ def test_a_killed_trainer_is_replaced_and_goes_on_where_it_was(plan, monkeypatch
 
 
 def test_weights_that_change_while_there_is_no_trainer_are_the_next_ones(plan, monkeypatch, in_own_process):
-    monkeypatch.setattr(remote_task, "PAUSE_S", (0.01, 0.01))
+    monkeypatch.setattr(trainer_supervisor, "PAUSE_S", (0.01, 0.01))
     with started(plan.model_copy(update={"shares": False})) as task:
         task.inner_step(0.0)
         assert task.pid is not None
@@ -173,7 +173,7 @@ def test_weights_that_change_while_there_is_no_trainer_are_the_next_ones(plan, m
 
 
 def test_a_held_out_loss_waits_for_a_trainer_and_ends_when_told(plan, monkeypatch, in_own_process):
-    monkeypatch.setattr(remote_task, "PAUSE_S", (0.01, 0.01))
+    monkeypatch.setattr(trainer_supervisor, "PAUSE_S", (0.01, 0.01))
     with started(plan) as task:
         whole = task.held_out_loss(512, 60.0, lambda read, wanted: True)
         assert task.pid is not None

@@ -21,13 +21,20 @@ from p2ptrain.trainer.process import TrainerDiedError, TrainerHandle
 
 pytestmark = pytest.mark.net
 
-PROGRAM = (sys.executable, str(Path(__file__).parent / "plain_trainer.py"))
+HERE = Path(__file__).parent
+PLAIN = (sys.executable, str(HERE / "plain_trainer.py"))
+
+
+def mortal(folder: Path, how: str, step: int) -> tuple[str, ...]:
+    """Return the command of the plain trainer that ends in this step of its first life."""
+    return sys.executable, str(HERE / "mortal_trainer.py"), how, str(step), str(folder), "1"
 
 
 class Node:
     """What a node keeps while its trainers come and go."""
 
     host: HostVector | None = None
+    counters = (0, 0, 0, 0)
 
     def memory(self, layout: FlatLayout, vectors: int) -> tuple[HostVector, bool]:
         is_new = self.host is None
@@ -35,13 +42,20 @@ class Node:
         return self.host, is_new
 
     @contextmanager
-    def trainer(self, **plan: Any) -> Iterator[TrainerHandle]:
-        started = TrainerHandle(PROGRAM, MemoryLog())
+    def trainer(self, *command: str) -> Iterator[TrainerHandle]:
+        started = TrainerHandle(command or PLAIN, MemoryLog())
         try:
-            assert started.attach(plan, self.memory) == {"ready": True}
+            assert started.attach({}, self.memory)["shares"]
+            started.ask("restore", counters=self.counters, loss_scale=[])
             yield started
         finally:
             started.close()
+
+    def step(self, trainer: TrainerHandle) -> float:
+        answer = trainer.ask("step", progress=0.0, remaining_s=None)
+        self.counters = answer["counters"]
+        (loss,) = answer["losses"]
+        return loss
 
 
 def has_ended(pid: int) -> bool:
@@ -52,58 +66,82 @@ def has_ended(pid: int) -> bool:
     return False
 
 
+def open_files() -> set[str]:
+    """Return what this process's descriptors refer to, pipes and event loops of the tests' own apart."""
+    folder = Path("/dev/fd")
+    return {os.readlink(folder / each) for each in os.listdir(folder) if (folder / each).is_symlink()}
+
+
 def test_a_plain_torch_program_trains_in_the_nodes_memory():
     node = Node()
     with node.trainer() as trainer:
         assert node.host is not None
         before = node.host.vector(0).clone()
-        losses = [trainer.ask("step")["loss"] for _ in range(20)]
+        losses = [node.step(trainer) for _ in range(60)]
         assert losses[-1] < 0.1 * losses[0]
         assert not torch.equal(node.host.vector(0), before)
+        assert not node.host.is_torn(1)
+        node.host.vector(0)[:4] = 1.0
+        node.host.vector(0)[16] = 0.0  # the bias
+        assert node.step(trainer) == pytest.approx(0.0, abs=1e-10)
         pid = trainer.pid
     assert has_ended(pid)
 
 
-def test_what_the_node_writes_between_two_steps_is_what_the_trainer_computes_with():
+def test_a_node_that_goes_on_without_its_trainer_has_nothing_of_it_left():
+    Node().trainer  # noqa: B018 - what importing opens is open now
+    before = open_files()
     node = Node()
-    with node.trainer() as trainer:
+    with node.trainer():
         assert node.host is not None
-        node.host.vector(0)[:4] = 1.0
-        node.host.vector(0)[16] = 0.0  # the bias
-        assert trainer.ask("step")["loss"] == pytest.approx(0.0, abs=1e-10)
+    node.host.close()
+    assert open_files() <= before
 
 
-@pytest.mark.parametrize("how", ["kill", "raise"])
-def test_a_trainer_that_dies_leaves_its_weights_to_the_next_one(how):
-    lasting, mortal = Node(), Node()
+@pytest.mark.parametrize("how", ["kill", "raise", "nonsense", "number", "endless", "wrong"])
+def test_a_trainer_that_dies_leaves_weights_and_moments_to_the_next_one(how, tmp_path):
+    lasting, node = Node(), Node()
     with lasting.trainer() as trainer:
         for _ in range(6):
-            trainer.ask("step")
-    with mortal.trainer(dies_at=3, how=how) as trainer:
+            lasting.step(trainer)
+    with node.trainer(*mortal(tmp_path, how, 4)) as trainer:
         for _ in range(3):
-            trainer.ask("step")
-        with pytest.raises(TrainerDiedError) as died:
-            trainer.ask("step")
+            node.step(trainer)
+        assert node.host is not None
+        before = node.host.vector(0).clone()
+        if how == "wrong":  # who reads the answer decides
+            assert trainer.ask("step", progress=0.0, remaining_s=None) == {"losses": "none"}
+            raise_died = trainer.misfit(ValueError("losses: not a list"))
+        else:
+            with pytest.raises(TrainerDiedError) as died:
+                node.step(trainer)
+            raise_died = died.value
     told = {
         "kill": ("was ended by signal 9", "", True),
         "raise": ("CUDA error: an illegal memory access", "device", False),
+        "nonsense": ("sent a line that is not a JSON object", "", False),
+        "number": ("sent a line that is not a JSON object", "", False),
+        "endless": ("sent a line of more than 4,194,304 bytes", "", False),
+        "wrong": ("gave an answer that does not fit", "", False),
     }
-    assert told[how][0] in str(died.value)
-    assert (died.value.kind, died.value.was_killed) == told[how][1:]
-    with mortal.trainer() as trainer:
-        trainer.ask("restore", done=3)
-        for _ in range(3):
-            trainer.ask("step")
+    assert told[how][0] in str(raise_died)
+    assert (raise_died.kind, raise_died.was_killed) == told[how][1:]
+    assert has_ended(trainer.pid)
+    node.host.vector(0).copy_(before)  # the step whose answer did not come had moved them
     assert lasting.host is not None
-    assert mortal.host is not None
-    assert torch.equal(lasting.host.vector(0), mortal.host.vector(0))
+    with node.trainer(*mortal(tmp_path, how, 4)) as trainer:
+        for _ in range(3):
+            node.step(trainer)
+    if how == "kill":  # and not the moments either, in this case
+        assert node.counters == lasting.counters
 
 
-def test_a_frozen_trainer_is_ended(monkeypatch):
-    with Node().trainer(dies_at=0, how="freeze") as trainer:
-        monkeypatch.setattr(process, "LISTENING_S", 0.05)  # not before it has imported torch
+def test_a_frozen_trainer_is_ended(monkeypatch, tmp_path):
+    node = Node()
+    with node.trainer(*mortal(tmp_path, "freeze", 1)) as trainer:
+        monkeypatch.setattr(process, "LISTENING_S", 0.1)  # not before it has imported torch
         with pytest.raises(TrainerDiedError, match="no sign of life"):
-            trainer.ask("step")
+            node.step(trainer)
     assert has_ended(trainer.pid)
 
 
@@ -116,10 +154,30 @@ def test_a_trainer_without_its_node_ends_within_seconds():
         assert trainer._process.returncode == 0
 
 
-def test_a_program_that_cannot_start_says_how_it_ended():
-    started = TrainerHandle((sys.executable, "-c", "raise SystemExit(3)"), MemoryLog())
-    with pytest.raises(TrainerDiedError, match="ended with exit status 3"):
+@pytest.mark.parametrize(
+    ("program", "how"),
+    [
+        ("raise SystemExit(3)", "ended with exit status 3"),
+        ("attach(names=['a'], shapes=[], vectors=4)", "does not fit: ValueError"),
+        ("attach(names=['a'], shapes=[[-4]], vectors=4)", "does not fit: ValueError"),
+        ("attach(names=['a'], shapes=[[4]], vectors='many')", "does not fit: ValueError"),
+        ("attach(names=['a'], shapes=[[1 << 61]], vectors=4)", "does not fit: O"),
+        ("attach(name='a')", "does not fit: KeyError"),
+        ("node._line.send({'attach': 3})", "does not fit: TypeError"),
+        ("node._line.send({'log': 'loud'})", "does not fit: KeyError"),
+    ],
+)
+def test_a_program_that_cannot_begin_says_why(program, how):
+    begin = (
+        "from p2ptrain.trainer.attached import Attachment; node = Attachment.of_environment(); node.plan()\n"
+        "def attach(**what): node._line.send({'attach': what})\n"
+    )
+    end = "\nnode.plan()"
+    command = program if program.startswith("raise") else begin + program + end
+    started = TrainerHandle((sys.executable, "-c", command), MemoryLog())
+    with pytest.raises(TrainerDiedError, match=how):
         started.attach({}, Node().memory)
+    assert has_ended(started.pid)
 
 
 def test_the_vectors_vanish_with_their_processes():
@@ -129,3 +187,22 @@ def test_the_vectors_vanish_with_their_processes():
     assert host.vector(1).sum() == 200.0
     assert host.vector(0).sum() == 0.0
     assert host.vector(1).data_ptr() % 16 == 0
+    host.close()
+    other.close()
+
+
+def test_vectors_are_torn_if_a_rank_ends_within_a_move_or_before_one_that_another_has_made():
+    host = HostVector.create(100, 2)
+    other = HostVector.attach(os.dup(host.fd), 100)
+    assert not other.is_torn(2)
+    with host.moving(0):
+        assert other.is_torn(2)
+    assert other.is_torn(2)
+    with host.moving(1):
+        assert other.is_torn(2)
+    assert not other.is_torn(2)
+    with pytest.raises(MemoryError), host.moving(0):
+        raise MemoryError
+    assert other.is_torn(1)
+    host.close()
+    other.close()
