@@ -57,7 +57,9 @@ LAZY_COMMANDS = {
     "tokens": LazyCommand("p2ptrain.data.command", "tokens", "Count the tokens of a run's text."),
     "bootstrap": LazyCommand("bootstrap.cli", "bootstrap", "Run a swarm's entry point and print its join link."),
     "peer": LazyCommand("peer.cli", "peer", "Join a run by its link and train."),
-    "rank": LazyCommand("peer.team.command", "rank", "Lend this computer to a peer on the same private network."),
+    "rank": LazyCommand(
+        "peer.training.rank_command", "rank", "Lend this computer to a peer on the same private network."
+    ),
     "status": LazyCommand("peer.owner.commands", "status", "Show what the peer in a home is doing."),
     "pause": LazyCommand("peer.owner.commands", "pause", "Pause the peer in a home."),
     "resume": LazyCommand("peer.owner.commands", "resume", "Resume a paused peer."),

@@ -66,10 +66,9 @@ from peer.space import check_space
 from peer.start_options import StartFile, StartOptions
 from peer.state import StatusView
 from peer.stopping import Stopping
-from peer.team.devices import choose_devices
-from peer.team.lan_options import check_no_rank, other_ranks
 from peer.team.recovery import Recovery, TeamStoppedError
 from peer.trackers import TrackedRun, Tracker, target_of
+from peer.training.devices import choose_devices, other_ranks
 
 CODEC_THREADS = 2
 """Threads that encode and decode; two, so that a large exchange does not delay a small one. torch releases the GIL."""
@@ -109,7 +108,6 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
         devices = [torch.device("cpu")] if keeps else choose_devices(options.device or "auto")
         if options.keep is not None:
             check_options(given, options.keep, home)
-        check_no_rank(home)
         other_ranks(options.team, options.at, devices)  # wrong options are not remembered
         target = target_of(options.track)
         log.listen(screen.show)
@@ -152,7 +150,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
             else:
                 options = with_files(options, given, home, signed, network, admission, log)
                 start.save(remembered, settings)  # not what was refused
-                session = build(options, devices, home, identity, signed, log, stack, signals.stop.is_set, screen.say)
+                session = build(options, devices, home, identity, signed, log, stack, signals.stop.is_set)
             if not is_first and session.record.checkpoints.digest is None:
                 log.note("no checkpoint", seconds=SAVE_PERIOD_S)
             sharing.set_run(signed, home, session.record, bool(options.local))

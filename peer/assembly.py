@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -16,7 +16,7 @@ import torch
 from p2ptrain.base.errors import HomeError, ManifestError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import EventLog
-from p2ptrain.checkpoint import Checkpoint, Checkpoints, CheckpointStore, Found
+from p2ptrain.checkpoint import Checkpoints, Found
 from p2ptrain.data.corpus import open_corpus
 from p2ptrain.data.rows import TextCounts
 from p2ptrain.data.stream import cache_directory
@@ -40,11 +40,9 @@ from peer.initial_weights import await_hub
 from peer.owner.settings import CompileMode
 from peer.session_recorder import SessionRecorder
 from peer.start_options import StartOptions
-from peer.team.compiling import TeamCompilers
-from peer.team.devices import check_team
-from peer.team.generations import Team, TeamFiles
-from peer.team.lan_options import listener_for, other_ranks
-from peer.training.devices import mesh_of, rank_threads
+from peer.team.generations import Team
+from peer.training.devices import mesh_of, other_ranks, rank_threads
+from peer.training.lan_address import LanAddress
 from peer.training.plan import TrainerPlan
 from peer.training.remote_task import RemoteTask
 
@@ -93,17 +91,12 @@ class TrainingSession:
 
 @dataclass(frozen=True, slots=True)
 class _Trained:
-    """What trains the model: in this process alone, or in a team that it leads."""
+    """The learner of a trainer, and what it resumes from."""
 
-    learner: PeerLearner
-    task: PeerTask
-    checkpoints: CheckpointStore
-    trained: CheckpointStore | None
+    learner: Learner
+    task: RemoteTask
+    checkpoints: Checkpoints
     found: Found
-    load: Callable[[Checkpoint], None]
-    sizes: Sizes
-    remote: RemoteTask | None = None
-    team: Team | None = None
 
 
 def rules_of_run(signed: SignedManifest, sizes: Sizes) -> SwarmRules:
@@ -128,29 +121,18 @@ def build(
     log: EventLog,
     stack: ExitStack,
     is_stopping: Callable[[], bool],
-    show_key: Callable[[str], None],
 ) -> TrainingSession:
     """Build model, data, learner and protocol core, and resume from the newest whole checkpoint. Raises UserError.
 
     Args:
-        devices: several are trained on by a team, whose processes the ``stack`` ends.
+        devices: of the trainer's ranks on this computer; the ``stack`` ends them.
         is_stopping: whether the owner stops the peer.
-        show_key: shows the owner a sentence that no log may hold.
     """
-    manifest, team = signed.manifest, None
+    manifest = signed.manifest
     others = other_ranks(options.team, options.at, devices)
     memory_bytes, mesh = min(options.memory_bytes, installed_memory()), Mesh()
-    if others:
-        mesh = check_team(manifest, devices, options.stages, memory_bytes, len(others))
-        files = TeamFiles(options.data, options.tokenizer, options.weights, options.template)
-        threads = rank_threads(devices)
-        lan = listener_for(options.at, others, home, signed, log, is_stopping, show_key)
-        limit = None if math.isinf(options.memory_bytes) else options.memory_bytes
-        compilers = TeamCompilers(options.compile, limit, log)
-        team = Team(mesh, devices, home, identity.peer_id, signed, files, threads, log, compilers, is_stopping, lan=lan)
-        stack.enter_context(closing(team))
-    elif len(devices) > 1 or (options.stages or 1) > 1:
-        mesh = mesh_of(manifest, devices, options.stages, memory_bytes)
+    if len(devices) + others > 1 or (options.stages or 1) > 1:
+        mesh = mesh_of(manifest, devices, options.stages, memory_bytes, others)
     else:
         check_memory(manifest, devices[0])
         activation_bytes(manifest, devices[0], options.memory_bytes)
@@ -167,18 +149,10 @@ def build(
     )
     if (warning := repetition(manifest, corpus.split.train_tokens)) is not None:
         log.note("text repeats", why=warning)
-    if team is None:
-        parts = _trained(options, devices, mesh, home, identity.peer_id, signed, log, stack, is_stopping)
-    else:
-        found = team.start(corpus)
-        team.lead()
-        payloads = team.trainer.payloads
-        parts = _Trained(
-            team.trainer, team.task, team.checkpoints, team.trained, found, team.rank.load, payloads, team=team
-        )
+    parts = _trained(options, devices, others, mesh, home, identity.peer_id, signed, log, stack, is_stopping)
     learner, task = parts.learner, parts.task
     first_loss, earlier, earlier_s = _resume(parts, signed, log)
-    rules = rules_of_run(signed, parts.sizes)
+    rules = rules_of_run(signed, learner.payloads)
 
     def new_core() -> Peer:
         return Peer(identity.peer_id, rules, Random(), step=learner.step, progress=learner.progress)
@@ -186,7 +160,7 @@ def build(
     record = SessionRecorder(
         home=home,
         checkpoints=parts.checkpoints,
-        trained=parts.trained,
+        trained=None,
         me=identity.peer_id,
         run=signed.run_id,
         nickname=options.nickname or "",
@@ -200,17 +174,17 @@ def build(
         earlier=earlier,
         earlier_s=earlier_s,
         sampler=_sampler(task),
-        gather=None if team is None else team.gather,
-        compiler=parts.remote if team is None else team.compilers,
+        gather=None,
+        compiler=parts.task,
     )
-    if parts.remote is not None:
-        parts.remote.remaining_s = record.remaining_s
-    return TrainingSession(new_core, record, team)
+    parts.task.remaining_s = record.remaining_s
+    return TrainingSession(new_core, record)
 
 
 def _trained(
     options: PeerOptions,
     devices: Sequence[torch.device],
+    others: int,
     mesh: Mesh,
     home: Home,
     peer: PeerId,
@@ -223,7 +197,7 @@ def _trained(
     manifest = signed.manifest
     checkpoints = Checkpoints(home.checkpoints)
     found = checkpoints.load_latest()
-    if len(devices) == 1:
+    if len(devices) + others == 1:
         cpu_bytes = activation_bytes(manifest, devices[0], options.memory_bytes)
     else:
         cpu_bytes = CPU_ACTIVATION_BYTES // max(1, sum(each.type == "cpu" for each in devices))
@@ -234,7 +208,9 @@ def _trained(
     plan = TrainerPlan(
         home=str(home.path.absolute()),
         peer=peer,
-        devices=tuple(map(str, devices)),
+        devices=(*map(str, devices), *("auto",) * others),
+        at=None if options.at is None else str(LanAddress.parse(options.at)),
+        others=others,
         stages=mesh.stages,
         threads=rank_threads(devices),
         activation_bytes=cpu_bytes,
@@ -267,11 +243,9 @@ def _trained(
         ahead=task,
     )
     task.on_return(learner.inbox.wake)
+    task.has_ended = lambda: learner.ended
 
-    def load(found: Checkpoint) -> None:
-        learner.load_state_dict(found.tensors, found.state)
-
-    return _Trained(learner, task, checkpoints, None, found, load, learner.payloads, task)
+    return _Trained(learner, task, checkpoints, found)
 
 
 def noting_progress(notebook: Notebook, clock: Clock = time.monotonic) -> Callable[[int, int | None], None]:
@@ -332,7 +306,7 @@ def _resume(parts: _Trained, signed: SignedManifest, log: EventLog) -> tuple[Hel
             "Give the same --keep as before, or use another --home to train.",
         )
     try:
-        parts.load(found.checkpoint)
+        learner.load_state_dict(found.checkpoint.tensors, found.checkpoint.state)
         first_loss = state["val_loss_first"]
         first_tokens = int(state.get("val_loss_first_tokens") or 0)
         earlier = Counters.of(state.get("counters", {}))

@@ -364,15 +364,11 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"[owner] no control socket, so p2ptrain status, pause, resume and finish cannot reach this peer: {_why(f)}"
     ),
     "waiting for ranks": lambda f: (
-        f"[team] waiting for {f['ranks']} more; on each of the other computers: "
-        f"p2ptrain rank --leader {f['leader']} --key-file FILE (a copy of {f['key']}; or type the key when asked)"
+        f"[team] waiting for {f['ranks']} more; on each of the other computers: p2ptrain rank --leader {f['leader']}"
+        f"{' --number N, from 1' if f['ranks'] > 1 else ''}; nothing between them is encrypted: use a network that "
+        "you trust, or a tunnel"
     ),
-    "rank joined": lambda f: f"[team] {f['device']} of {f['name']} ({f['where']}) joined",
-    "rank left": lambda f: f"[team] {f['device']} of {f['name']} ({f['where']}) left: {_why(f)}",
-    "rank refused": lambda f: f"[team] a computer at {f['where']} was refused: {_why(f)}",
-    "waiting for the leader": lambda f: f"[team] waiting for the leader at {f['leader']}: {_why(f)}",
-    "joined the team": lambda f: f"[team] joined the team of {f['leader']} as rank {f['rank']}",
-    "rank process failed": lambda f: f"[team] this computer's rank failed: {_why(f)}",
+    "waiting for the leader": lambda f: f"[team] waiting for the leader at {f['leader']}",
     "team ended": lambda f: "[team] the run has ended; the leader has the model",
     "rank failed": lambda f: (
         f"[train] {f['device']} failed: {_why(f)}; this peer leaves the swarm, starts its ranks again, and returns"

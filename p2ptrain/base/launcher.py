@@ -8,12 +8,21 @@ sockets (``base.udp_filter``).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
+import subprocess
 import sys
+import threading
+import time
+
+import psutil
 
 from p2ptrain.base import udp_filter
+
+WATCH_S = 0.5
+"""Seconds between two looks of ``end_with_parent``."""
 
 _SCRIPT = """
 import json, os, sys
@@ -46,3 +55,27 @@ def launched(*command: str, udp: bool = True, **environment: str) -> list[str]:
     program = (is_filtered and udp_filter.program(platform.machine())) or b""
     child = (str(os.getpid()), json.dumps(environment), program.hex())
     return [sys.executable, "-I", "-S", "-c", _SCRIPT, *child, *command]
+
+
+def kill_tree(process: subprocess.Popen[bytes]) -> None:
+    """End a child at once, with all that descend from it, whatever their sessions, and wait for it. Any thread."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        if process.poll() is None:
+            child = psutil.Process(process.pid)
+            child.suspend()  # it starts nothing more
+            for each in (child, *child.children(recursive=True)):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
+    process.wait()
+
+
+def end_with_parent() -> None:
+    """End this process soon after its parent, by a thread: for programs that another one than ``launched`` starts."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(WATCH_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()

@@ -6,21 +6,26 @@ others do what it does. Small numbers and what stages evaluate travel by gloo, g
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from p2ptrain.base.errors import DeviceError, UserError
+
+T = TypeVar("T")
 Json = Any
 """What JSON can hold."""
 Answer = Callable[..., Any]
+HOST = torch.device("cpu")
 MOST_BYTES = 1 << 20
 """Longest message between ranks."""
 
@@ -78,26 +83,40 @@ def shares(micro_batches: int, stages: int, seconds: Sequence[float]) -> tuple[i
     return tuple(counts)
 
 
+def backend_of(kinds: set[str]) -> str:
+    """Return torch's backend for collectives on devices of these kinds; gloo needs their tensors on the host."""
+    if kinds == {"cuda"} and dist.is_nccl_available():
+        return "nccl"
+    return "xccl" if kinds == {"xpu"} and dist.is_xccl_available() else "gloo"
+
+
 class Ranks:
-    """This process's place in the mesh, and its collectives.
+    """This process's place in the mesh, and its collectives."""
 
-    Args:
-        backend: of the collectives on devices' tensors, as ``torch.distributed.init_process_group`` takes it.
-    """
-
-    def __init__(self, backend: str = "gloo") -> None:
+    def __init__(self) -> None:
         if not dist.is_initialized():
-            dist.init_process_group(backend, timeout=PATIENCE)
+            dist.init_process_group("gloo", timeout=PATIENCE)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.mesh = Mesh(1, self.size)
-        self._host = dist.new_group(backend="gloo", timeout=PATIENCE)
+        self._host = dist.group.WORLD
         """All ranks, for tensors on the host."""
+        self._backend = "gloo"
 
-    def arrange(self, mesh: Mesh) -> None:
-        """Arrange the ranks, a collective of all. Raises ValueError if there are more or fewer."""
+    def arrange(self, mesh: Mesh, device: torch.device = HOST) -> None:
+        """Arrange the ranks, a collective of all. Raises ValueError if there are more or fewer.
+
+        ``device``: this rank's. Raises DeviceError if stages have devices of several kinds.
+        """
         if self.size != mesh.ranks:
             raise ValueError(f"{self.size} ranks cannot be {mesh}")
         self.mesh = mesh
+        kinds = set(self.gather(device.type))
+        if mesh.stages > 1 and len(kinds) > 1:
+            raise DeviceError(
+                f"Stages on devices of several kinds ({', '.join(sorted(kinds))}) cannot exchange activations.",
+                "Name devices of one kind, or give --stages 1.",
+            )
+        self._backend = backend_of(kinds)
         pipelines = [range(first, first + mesh.stages) for first in range(0, mesh.ranks, mesh.stages)]
         columns = [range(stage, mesh.ranks, mesh.stages) for stage in range(mesh.stages)]
         self.pipeline, self._pipeline_host = self._part(pipelines)
@@ -108,8 +127,11 @@ class Ranks:
         own: tuple[Any, Any] = None, None
         for part in parts:
             ranks = list(part)
-            both = dist.new_group(ranks, timeout=PATIENCE), dist.new_group(ranks, timeout=PATIENCE, backend="gloo")
-            own = both if self.rank in part else own
+            host = dist.new_group(ranks, timeout=PATIENCE, backend="gloo")
+            on_device = host
+            if self._backend != "gloo":
+                on_device = dist.new_group(ranks, timeout=PATIENCE, backend=self._backend)
+            own = (on_device, host) if self.rank in part else own
         return own
 
     @property
@@ -154,22 +176,39 @@ class Ranks:
         return self.gather(own)
 
     def together(self, name: str, answer: Answer) -> Answer:
-        """Return rank 0's answer to a question, which all ranks then answer; see ``follow``."""
+        """Return rank 0's answer to a question, after all ranks have answered; see ``follow``."""
 
         def answered(**arguments: Json) -> Any:
             self.share([name, arguments])
             found = answer(**arguments)
-            dist.barrier(group=self._host)  # then the node may read and write what all have
+            dist.barrier(group=self._host)  # the node may then read or change all weights
             return found
 
         return answered
 
     def follow(self, answers: Mapping[str, Answer]) -> None:
-        """Answer what rank 0 answers, until it ends: a RuntimeError then comes from a collective."""
-        while True:
-            name, arguments = self.share(None)
+        """Answer what rank 0 answers, until it calls ``end``. Raises RuntimeError if it dies, from a collective."""
+        while (asked := self.share(None)) is not None:
+            name, arguments = asked
             answers[name](**arguments)
             dist.barrier(group=self._host)
+
+    def end(self) -> None:
+        """End the others' ``follow``."""
+        with contextlib.suppress(RuntimeError):  # one has died
+            self.share(None)
+
+    def all_or_none(self, make: Callable[[], T]) -> T:
+        """Return what this rank makes; if one rank cannot, all raise its UserError."""
+        made, problem = list[T](), None
+        try:
+            made.append(make())
+        except UserError as error:
+            problem = [error.problem, error.remedy]
+        problems = [each for each in self.gather(problem) if each is not None]
+        if problems:
+            raise UserError(*map(str, problems[0]))
+        return made[0]
 
     def send_to(self, values: Tensor, rank: int) -> None:
         """Send values on the host to another rank."""
@@ -197,7 +236,13 @@ class Ranks:
 
     def sum_replicas(self, values: Tensor) -> None:
         """Replace values, on the device, by their sums over this stage's replicas."""
-        if self.mesh.replicas > 1:
+        if self.mesh.replicas == 1:
+            return
+        if values.device != HOST and self._backend == "gloo":
+            on_host = values.to(HOST)
+            dist.all_reduce(on_host, group=self._column)
+            values.copy_(on_host)
+        else:
             dist.all_reduce(values, group=self._column)
 
 
@@ -210,6 +255,11 @@ def _checked(length: int) -> int:
     if not 0 < length <= MOST_BYTES:
         raise ValueError(f"another rank says {length} bytes")
     return length
+
+
+def is_lost(error: BaseException) -> bool:
+    """Return whether a collective failed because another rank has ended, as torch's backends report it."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
 def launched_ranks() -> int:

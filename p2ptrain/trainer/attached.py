@@ -28,6 +28,8 @@ from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.trainer.host_vector import HostVector
 from p2ptrain.trainer.line import Line, LineClosedError
 
+LOST = "lost"
+"""Kind of the failure of a rank because another one has ended, which may have said why."""
 HEARTBEAT_S = 1.0
 """Seconds between two signs of life of a trainer that works on an answer."""
 
@@ -49,7 +51,7 @@ class Attachment:
         line.send({"rank": rank, "pid": os.getpid()})
         self._works = threading.Event()
         threading.Thread(target=self._show_life, name="life", daemon=True).start()
-        self._works.set()  # until the first answer
+        self._works.set()  # until the first answer; further ranks never rest
 
     @classmethod
     def of_environment(cls) -> Self:
@@ -108,7 +110,7 @@ class Attachment:
         return found
 
     def fail(self, kind: str, error: BaseException) -> None:
-        """Say why this trainer ends; "user" for a UserError. Raises LineClosedError."""
+        """Say why this trainer ends; "user" for a UserError, ``LOST``, or another kind. Raises LineClosedError."""
         problem, remedy = str(error).partition("\n")[0], ""
         if isinstance(error, UserError):
             problem, remedy = error.problem, error.remedy

@@ -14,10 +14,11 @@ from typing import Any
 import psutil
 
 from p2ptrain.base.errors import P2pTrainError, UserError
-from p2ptrain.base.launcher import launched
+from p2ptrain.base.launcher import kill_tree, launched
 from p2ptrain.base.text import printable
 from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.ports import Notebook
+from p2ptrain.trainer.attached import LOST
 from p2ptrain.trainer.host_vector import HostVector
 from p2ptrain.trainer.line import Door, Line, LineClosedError
 
@@ -57,10 +58,14 @@ class TrainerHandle:
         command: the program and its arguments.
         notebook: receives the trainer's notes.
         ranks: processes that train together, which the program starts.
+        waits: returns whether ranks may still wait for other computers; None: they need nobody.
     """
 
-    def __init__(self, command: Sequence[str], notebook: Notebook, ranks: int = 1) -> None:
+    def __init__(
+        self, command: Sequence[str], notebook: Notebook, ranks: int = 1, waits: Callable[[], bool] | None = None
+    ) -> None:
         self._notebook = notebook
+        self._waits = waits
         self._door = Door()
         self._lines: list[Line] = []
         """To the ranks, in order."""
@@ -128,21 +133,16 @@ class TrainerHandle:
 
     def kill(self) -> None:
         """End the trainer at once, with what it has started, and wait for it. Any thread; safe to call twice."""
+        kill_tree(self._process)
         if not self._has_ended:
-            self._kill_groups()
-        self._process.wait()
+            self._has_ended = True
+            for pid in (self.pid, *(each.pid for each in self._ranks if _lives(each))):  # leaders of process groups
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
         self._close_lines()
         until = time.monotonic() + ENDING_S
         while any(map(_lives, self._ranks)) and time.monotonic() < until:  # the launcher's children, not ours
             time.sleep(0.01)
-        self._has_ended = True
-
-    def _kill_groups(self) -> None:
-        """Kill the program and each rank, which lead process groups, with the processes in these groups."""
-        for pid in (self.pid, *(each.pid for each in self._ranks if _lives(each))):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
-        self._process.kill()  # it may not have begun its group yet
 
     def _close_lines(self) -> None:
         self._door.close()
@@ -160,7 +160,9 @@ class TrainerHandle:
         """Raises TrainerDiedError."""
         found: dict[int, tuple[Line, psutil.Process]] = {}
         try:
-            for _ in range(STARTING_S):
+            waits = 0
+            while waits < STARTING_S and (self._waits is None or self._waits()):
+                waits += self._waits is None
                 while len(found) < len(self._silent) and (line := self._door.accept(LISTENING_S)) is not None:
                     with contextlib.suppress(LineClosedError, LookupError, TypeError, ValueError, psutil.NoSuchProcess):
                         hello = line.receive(SILENT_S * LISTENING_S) or {}
@@ -221,6 +223,8 @@ class TrainerHandle:
 
     def _failure(self, message: Mapping[str, Any]) -> Exception:
         kind = str(message["failed"])
+        if kind == LOST:
+            return self._death()
         problem, remedy = (printable(str(message.get(name, ""))) for name in ("problem", "remedy"))
         self.close()
         return UserError(problem, remedy) if kind == "user" else TrainerDiedError(problem, kind)
@@ -234,7 +238,7 @@ class TrainerHandle:
         for line in self._lines:
             with contextlib.suppress(LineClosedError):
                 while (message := line.receive(0.0)) is not None:
-                    if "failed" in message:
+                    if message.get("failed", LOST) != LOST:
                         return self._failure(message)
         self.kill()
         if code is None:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from p2ptrain.trainer.process import TrainerHandle
 
 
-class _Answer(BaseModel):
+class Answer(BaseModel):
+    """Any answer."""
+
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
 
-class Nothing(_Answer):
+class Nothing(Answer):
     """An answer that only says that something is done."""
 
 
-class Figures(_Answer):
+class Figures(Answer):
     """What the node shows of its trainer; see ``train.tasks.TaskFigures``."""
 
     device_name: str
@@ -29,7 +34,7 @@ class Figures(_Answer):
     compiler: str
 
 
-class State(_Answer):
+class State(Answer):
     """What the node shows, and what another trainer needs to go on, beside the vectors."""
 
     figures: Figures
@@ -47,7 +52,7 @@ class Begun(State):
     """Whether it computes in the host vector."""
 
 
-class Losses(_Answer):
+class Losses(Answer):
     """Losses that have arrived, of the oldest steps without one."""
 
     losses: list[float]
@@ -59,13 +64,13 @@ class Stepped(State, Losses):
     tokens: Annotated[int, Field(ge=1)]
 
 
-class Tried(_Answer):
+class Tried(Answer):
     """A short held-out loss."""
 
     loss: float
 
 
-class Read(_Answer):
+class Read(Answer):
     """A held-out loss."""
 
     value: float | None
@@ -74,7 +79,20 @@ class Read(_Answer):
     of: int
 
 
-class Text(_Answer):
+class Text(Answer):
     """A text that the weights write."""
 
     text: str
+
+
+Kind = TypeVar("Kind", bound=Answer)
+
+
+def checked(trainer: TrainerHandle, kind: type[Kind], answer: Mapping[str, Any]) -> Kind:
+    """Return a trainer's answer. Raises TrainerDiedError, after ending the trainer, if it does not fit."""
+    try:
+        return kind.model_validate(answer)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise trainer.misfit(ValueError(f"{place}: {first['msg']}")) from error

@@ -13,6 +13,7 @@ from p2ptrain.train import accelerator
 from p2ptrain.train.ranks import Mesh
 from p2ptrain.train.stages import divisors_down
 from peer.capacity import StagePlace, check_team_memory
+from peer.training.lan_address import LanAddress, interface_of
 
 
 def choose_devices(names: str) -> list[torch.device]:
@@ -44,27 +45,55 @@ def _all_cards() -> list[str]:
     raise DeviceError("This machine has no card that torch can use, so `all` names no device.", "Name the CPU: cpu.")
 
 
-def mesh_of(manifest: Manifest, devices: Sequence[torch.device], stages: int | None, memory_bytes: float) -> Mesh:
-    """Return the mesh of ranks on these devices. Raises DeviceError if they cannot train the run in so much memory.
+def other_ranks(team: int | None, at: str | None, devices: Sequence[torch.device]) -> int:
+    """Return how many ranks other computers of the owner bring. Raises DeviceError if the options are wrong."""
+    if team is None and at is None:
+        return 0
+    if team is None or at is None:
+        raise DeviceError(
+            "--team and --at belong together: how many devices, and where other computers reach this one.",
+            "Give both, as --team 2 --at 192.168.1.5, or neither.",
+        )
+    if team <= len(devices):
+        raise DeviceError(
+            f"--team {team} leaves no place for another computer, since this one has {len(devices)} devices.",
+            f"Give --team {len(devices) + 1} for one more, or omit --team and --at.",
+        )
+    interface_of(LanAddress.parse(at).host)
+    return team - len(devices)
 
-    ``stages``: of a replica; None: as many as possible, since each holds the less.
+
+def mesh_of(
+    manifest: Manifest, devices: Sequence[torch.device], stages: int | None, memory_bytes: float, others: int = 0
+) -> Mesh:
+    """Return the mesh of the ranks. Raises DeviceError if they cannot train the run.
+
+    Args:
+        devices: of this computer.
+        stages: of a replica; None: as many as possible, since each holds the less.
+        memory_bytes: of this computer; that of others is not known.
+        others: ranks on other computers.
     """
-    ranks, sequences = len(devices), manifest.training.sequences_per_step
+    ranks, sequences = len(devices) + others, manifest.training.sequences_per_step
     if ranks > sequences:
         raise DeviceError(
             f"The run's inner steps have {sequences} sequences, too few for {ranks} devices.",
             f"Use at most {sequences}.",
         )
     blocks = manifest.model.config.num_hidden_layers
-    possible = [each for each in divisors_down(ranks) if each <= blocks]
+    has_one_kind = len({each.type for each in devices}) == 1  # stages exchange activations
+    possible = [each for each in divisors_down(ranks) if each <= blocks and (has_one_kind or each == 1)]
     stages = possible[0] if stages is None else stages
     remedy = f"Choose the number of stages among {', '.join(map(str, reversed(possible)))}."
     if ranks % stages:
         raise DeviceError(f"{stages} stages do not divide {ranks} device{'s' if ranks > 1 else ''}.", remedy)
     if stages > blocks:
         raise DeviceError(f"The run's model has {blocks} layers, too few for {stages} stages.", remedy)
+    if stages not in possible:
+        raise DeviceError("Stages on devices of several kinds cannot exchange activations.", remedy)
     mesh = Mesh.of(ranks, stages)
-    check_team_memory(manifest, [_place(each) for each in devices], int(memory_bytes), mesh.replicas)
+    if not others:
+        check_team_memory(manifest, [_place(each) for each in devices], int(memory_bytes), mesh.replicas)
     return mesh
 
 

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,10 +22,10 @@ from p2ptrain.base.imports import large_imports
 
 with large_imports():
     import torch
-    from torch.distributed import DistError
 
+    from p2ptrain.base.launcher import end_with_parent
     from p2ptrain.base.telemetry import MemoryLog
-    from p2ptrain.data.corpus import open_corpus
+    from p2ptrain.data.corpus import Corpus, open_corpus
     from p2ptrain.data.stream import cache_directory
     from p2ptrain.manifest import Manifest, SignedManifest
     from p2ptrain.train import accelerator
@@ -36,18 +36,18 @@ with large_imports():
     from p2ptrain.train.inner import ArrivingStepResult, LanguageModelTask
     from p2ptrain.train.libraries import FOLDER
     from p2ptrain.train.model import flat_model, in_memory
-    from p2ptrain.train.ranks import Mesh, Ranks, launched_ranks
+    from p2ptrain.train.ranks import Mesh, Ranks, is_lost, launched_ranks
     from p2ptrain.train.staged import StagedTask
     from p2ptrain.train.stages import StageModel, stage_model
-    from p2ptrain.trainer.attached import Attachment, LogLines
+    from p2ptrain.trainer.attached import LOST, Attachment, LogLines
     from p2ptrain.trainer.line import LineClosedError
     from peer.capacity import compiler_fault, explained
     from peer.home import Home
     from peer.initial_weights import load_initial
     from peer.training.agreement import agree
-    from peer.training.plan import REMOTE, VECTORS, RemotePlan, TrainerPlan
+    from peer.training.plan import OWNERS_FAULT, REMOTE, VECTORS, RemotePlan, TrainerPlan
 
-ANSWERS = ("step", "losses", "restore", "load", "store", "add", "tried", "held_out", "sample")
+ANSWERS = ("step", "losses", "restore", "load", "store", "add", "tried", "held_out", "sample", "finish")
 """Questions that a trainer answers, by methods of these names."""
 RESTING_S = 5.0
 """Seconds without a step after which the compiler rests, too."""
@@ -75,10 +75,17 @@ class LanguageTrainer:
         self, attachment: Attachment | None, plan: TrainerPlan, manifest: Manifest, ranks: Ranks | None = None
     ) -> None:
         torch.set_num_threads(plan.threads)
-        device = accelerator.choose_device(plan.devices[0 if ranks is None else ranks.rank])
         home, training = Home(Path(plan.home)), manifest.training
-        files = (plan.path("data"), plan.path("tokenizer"))
-        corpus = open_corpus(manifest, cache_directory(), *files, template_file=plan.path("template"))
+        together: Callable[[Callable[[], Any]], Any] = _alone if ranks is None else ranks.all_or_none
+
+        def opened() -> tuple[torch.device, Corpus]:
+            files = (plan.path("data"), plan.path("tokenizer"))
+            device = accelerator.choose_device(plan.devices[0 if ranks is None else ranks.rank])
+            return device, open_corpus(manifest, cache_directory(), *files, template_file=plan.path("template"))
+
+        device, corpus = together(opened)
+        if ranks is not None:
+            ranks.arrange(Mesh.of(len(plan.devices), plan.stages), device)
         rest = corpus, training, manifest.run.tokens, CorpusReader(manifest.run.seed, plan.peer)
         with explained(device):
             stage: StageModel | None = None
@@ -90,9 +97,8 @@ class LanguageTrainer:
                 stage = stage_model(manifest.model, manifest.run.seed, device, agreed.stages[ranks.stage])
                 model, whole = stage.flat, stage.whole
             if plan.begins:
-                load_initial(
-                    manifest, home, plan.path("weights"), targets(model) if stage is None else stage_targets(stage)
-                )
+                wanted = targets(model) if stage is None else stage_targets(stage)
+                together(lambda: load_initial(manifest, home, plan.path("weights"), wanted))
             if stage is None:
                 placement = place(model, manifest.model, training, plan.activation_bytes, corpus.is_packed)
                 placement = replace(placement, micro_batch=min(placement.micro_batch, plan.most_sequences))
@@ -135,6 +141,8 @@ class LanguageTrainer:
             self._device_name += f" ({ranks.mesh})"
         self._remote = [(rank, slice(*each[2:])) for rank, each in enumerate(all_ranks) if each[1]]
         """Ranks on other computers, and their pieces of the host vector."""
+        self.is_final = False
+        """Whether the run has ended."""
         if is_new:
             self._bring(range(1))
         self._attachment = attachment
@@ -214,7 +222,7 @@ class LanguageTrainer:
 
     def add(self, start: int, stop: int) -> dict[str, Any]:
         """Add a piece of the host vector's displacement to the weights."""
-        self._fetch(range(3, 4))
+        self._fetch(range(3, 4), slice(start, stop))
         begin, end = (min(max(each - self._piece.start, 0), len(self._displacement)) for each in (start, stop))
         self._task.theta[begin:end].add_(self._displacement[begin:end].to(self._task.theta.device))
         return {}
@@ -247,22 +255,30 @@ class LanguageTrainer:
         """Write a text."""
         return {"text": self._task.sample(new_tokens)}
 
-    def _fetch(self, numbers: range) -> None:
-        """Let ranks on other computers have their pieces of some of the host vectors."""
+    def finish(self) -> dict[str, Any]:
+        """Note that the run has ended."""
+        self.is_final = True
+        return {}
+
+    def _fetch(self, numbers: range, within: slice = slice(0, sys.maxsize)) -> None:
+        """Let ranks on other computers have their pieces of some of the host vectors, where these are ``within``."""
         for rank, piece in self._remote:
-            for number in numbers:
+            begin, end = max(piece.start, within.start), min(piece.stop, within.stop)
+            for number in numbers if begin < end else ():
                 if self._host is not None and self._ranks is not None and self._ranks.rank == 0:
-                    self._ranks.send_to(self._host.vector(number)[piece], rank)
+                    self._ranks.send_to(self._host.vector(number)[begin:end], rank)
                 elif self._ranks is not None and self._ranks.rank == rank:
-                    self._ranks.receive_from(self._copies[number], 0)
+                    self._ranks.receive_from(self._copies[number][begin - piece.start : end - piece.start], 0)
 
     def _bring(self, numbers: range) -> None:
         """Write the pieces of ranks on other computers to some of the host vectors."""
         for rank, piece in self._remote:
+            if self._ranks is None or self._ranks.mesh.replica(rank):
+                continue  # the first replica has the same
             for number in numbers:
-                if self._host is not None and self._ranks is not None and self._ranks.rank == 0:
+                if self._host is not None and self._ranks.rank == 0:
                     self._ranks.receive_from(self._host.vector(number)[piece], rank)
-                elif self._ranks is not None and self._ranks.rank == rank:
+                elif self._ranks.rank == rank:
                     self._ranks.send_to(self._copies[number], 0)
 
     def _is_training(self) -> bool:
@@ -321,19 +337,27 @@ def live(attachment: Attachment | None) -> None:
             attachment.serve(trainer.begin(), {name: getattr(trainer, name) for name in ANSWERS})
         return
     given = attachment.plan() if attachment is not None else None
-    ranks = Ranks("cpu:gloo,cuda:nccl" if os.environ.get("P2PTRAIN_BACKEND") == "nccl" else "gloo")
+    ranks = Ranks()
     plan = _planned(ranks.share(given))
     run = ranks.share(_run_of(plan).to_bytes().hex() if ranks.rank == 0 else None)
     if attachment is None:
         plan = _own(plan, ranks.rank)
-    ranks.arrange(Mesh.of(len(plan.devices), plan.stages))
     trainer = LanguageTrainer(attachment, plan, SignedManifest.from_bytes(bytes.fromhex(run)).manifest, ranks)
     answers = {name: getattr(trainer, name) for name in ANSWERS}
     if ranks.rank == 0:
         assert attachment is not None
         attachment.serve(trainer.begin(), {name: ranks.together(name, each) for name, each in answers.items()})
-    else:
-        ranks.follow(answers)
+        ranks.end()
+        return
+    if attachment is None:
+        sys.stderr.write(f"[team] trains as rank {ranks.rank} of {ranks.size}, {ranks.mesh}\n")
+    ranks.follow(answers)
+    if attachment is None and not trainer.is_final:
+        sys.exit("[team] the leader has stopped")
+
+
+def _alone(make: Callable[[], Any]) -> Any:
+    return make()
 
 
 def _fail(attachment: Attachment | None, kind: str, error: Exception) -> None:
@@ -355,6 +379,8 @@ def main() -> int:
 def _main() -> int:
     with contextlib.suppress(OSError):  # not Linux, or /proc is read-only
         Path("/proc/self/oom_score_adj").write_text(KILLED_FIRST, encoding="ascii")
+    if launched_ranks() > 1:
+        end_with_parent()  # torch's launcher
     attachment = Attachment.of_environment() if REMOTE not in os.environ else None
     if attachment is not None:
         logging.getLogger().addHandler(LogLines(attachment))
@@ -362,12 +388,16 @@ def _main() -> int:
         live(attachment)
     except UserError as error:
         _fail(attachment, "user", error)
+        return OWNERS_FAULT
     except (RuntimeError, MemoryError) as error:
-        is_memory, is_device = accelerator.is_out_of_memory(error), isinstance(error, torch.AcceleratorError)
-        if is_memory or is_device:
-            _fail(attachment, "memory" if is_memory else "device", error)
-        elif not isinstance(error, DistError) and "gloo" not in str(error):
-            raise  # else another rank has ended, which may say more, or the node has
+        if is_lost(error):
+            _fail(attachment, LOST, UserError("Another rank has ended.", ""))
+        elif accelerator.is_out_of_memory(error):
+            _fail(attachment, "memory", error)
+        elif isinstance(error, torch.AcceleratorError):
+            _fail(attachment, "device", error)
+        else:
+            raise
     else:
         return 0
     return 1

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
 from p2ptrain.base.ids import PeerId
-from p2ptrain.train.compiling import CompileMode
+from peer.owner.settings import CompileMode
 
 VECTORS = ("theta", "first_moment", "second_moment", "displacement")
 """Vectors of the host vector, in order. The last one passes displacements to cards, and weights from them."""
 
+OWNERS_FAULT = 2
+"""Exit status of ranks and launchers that have told this computer's owner what to mend."""
 REMOTE = "P2PTRAIN_RANK"
 """Environment variable with the ``RemotePlan`` of a rank on another computer than its node."""
 
@@ -38,7 +41,11 @@ class TrainerPlan(BaseModel):
     home: str
     peer: PeerId
     devices: tuple[str, ...]
-    """Of the ranks, in order."""
+    """Of the ranks, in order; a rank on another computer has its own."""
+    at: str | None = None
+    """Address on which this computer waits for others; None: there are none."""
+    others: int = 0
+    """Ranks on other computers, each the only one there; they are the last ones."""
     stages: int
     """Of each replica; the ranks are replicas x stages."""
     threads: int
@@ -61,6 +68,19 @@ class TrainerPlan(BaseModel):
     """Host memory that the peer plans with; None: all."""
     shares: bool = True
     """Whether a trainer on the CPU computes in the host vector; tests let it copy, as from a card."""
+
+    @property
+    def own_ranks(self) -> int:
+        """Ranks on this computer."""
+        return len(self.devices) - self.others
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The language model's trainer and its arguments."""
+        python, launcher, ranks = (sys.executable, "-P", "-m"), "peer.training.launch", str(self.own_ranks)
+        if self.at is not None:
+            return *python, launcher, ranks, self.at, str(1 + self.others), "0"
+        return (*python, launcher, ranks) if self.own_ranks > 1 else (*python, "peer.training.language_trainer")
 
     def path(self, name: str) -> Path | None:
         """Return a file that the owner named."""

@@ -19,17 +19,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
-from p2ptrain.base.errors import TrainerAwayError
+from p2ptrain.base.errors import TrainerAwayError, UserError
 from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.ports import Notebook
 from p2ptrain.train.evaluate import NOT_READ, GoesOn, HeldOutLoss
@@ -37,28 +35,11 @@ from p2ptrain.train.fast_weights import FastWeights, MirroredWeights
 from p2ptrain.train.learner import REWARM_STEPS
 from p2ptrain.trainer.host_vector import HostVector
 from p2ptrain.trainer.process import OnNote, TrainerDiedError, TrainerHandle
-from peer.training.answers import Begun, Figures, Losses, Nothing, Read, State, Stepped, Text, Tried
+from peer.training.answers import Answer, Begun, Figures, Losses, Nothing, Read, State, Stepped, Text, Tried, checked
 from peer.training.plan import VECTORS, TrainerPlan
 from peer.training.trainer_supervisor import TrainerSupervisor
 
-PYTHON = (sys.executable, "-P", "-m")
-Answer = TypeVar("Answer", bound=BaseModel)
-
-
-def program(ranks: int) -> tuple[str, ...]:
-    """Return the command of the language model's trainer."""
-    one = "peer.training.language_trainer"
-    return (*PYTHON, one) if ranks == 1 else (*PYTHON, "peer.training.launch", str(ranks))
-
-
-def _checked(trainer: TrainerHandle, kind: type[Answer], answer: Mapping[str, Any]) -> Answer:
-    """Return a trainer's answer. Raises TrainerDiedError, after ending the trainer, if it does not fit."""
-    try:
-        return kind.model_validate(answer)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise trainer.misfit(ValueError(f"{place}: {first['msg']}")) from error
+Kind = TypeVar("Kind", bound=Answer)
 
 
 @dataclass(slots=True)
@@ -97,10 +78,12 @@ class RemoteTask:
     ) -> None:
         self.layout: FlatLayout
         self.theta: Tensor
+        self.has_ended: Callable[[], bool] = lambda: False
+        """Returns whether the run has ended, so that ranks on other computers need not wait for another trainer."""
         self.remaining_s: Callable[[], float | None] = lambda: None
         """Returns the seconds of training that probably remain, or None."""
         self._plan = plan
-        self._command = command or program(len(plan.devices))
+        self._command = command
         self._notebook = notebook
         self._is_stopping = is_stopping
         self._host: HostVector | None = None
@@ -115,7 +98,9 @@ class RemoteTask:
         """Steps whose losses have not arrived."""
         self._spent_s = 0.0
         """CPU seconds of trainers that have ended."""
-        self._supervisor = TrainerSupervisor(self._new, self._attach, self._adopt, self._shrink, notebook)
+        self._supervisor = TrainerSupervisor(
+            self._new, self._attach, self._adopt, self._shrink, notebook, gives_up=not plan.others
+        )
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -125,6 +110,9 @@ class RemoteTask:
 
     def close(self) -> None:
         """End the trainer and whatever starts another one. The vectors stay."""
+        if self._plan.others and (trainer := self._supervisor.current) is not None and self.has_ended():
+            with contextlib.suppress(TrainerDiedError, UserError):
+                trainer.ask("finish")
         self._supervisor.close()
         if self._host is not None:
             self._host.close()
@@ -144,17 +132,21 @@ class RemoteTask:
         self._supervisor.on_return = call
 
     def _new(self) -> TrainerHandle:
-        return TrainerHandle(self._command, self._notebook, len(self._plan.devices))
+        plan = self._plan
+        if plan.at is not None:
+            self._notebook.note("waiting for ranks", ranks=plan.others, leader=plan.at)
+        waits = None if plan.at is None else lambda: not self._supervisor.is_closing
+        return TrainerHandle(self._command or plan.command, self._notebook, plan.own_ranks, waits)
 
     def _attach(self, trainer: TrainerHandle) -> dict[str, Any]:
         return trainer.attach(self._plan.model_dump(mode="json"), self._memory)
 
     def _adopt(self, trainer: TrainerHandle, first: dict[str, Any]) -> None:
         """Let a trainer go on where the last one was. Raises TrainerDiedError."""
-        begun = _checked(trainer, Begun, first)
+        begun = checked(trainer, Begun, first)
         if (before := self._state) is not None:
             restored = trainer.ask("restore", counters=before.counters, loss_scale=before.loss_scale)
-            self._state = _checked(trainer, State, restored)
+            self._state = checked(trainer, State, restored)
         else:
             self._state = begun
         self._guessing, self.shares = begun.guessing, begun.shares
@@ -183,7 +175,7 @@ class RemoteTask:
         self._steps.clear()
         is_torn = False
         if self._host is not None:
-            is_torn = self._host.is_torn(len(self._plan.devices))
+            is_torn = self._host.is_torn(self._plan.own_ranks)
         if (state := self._state) is not None:
             self._spent_s += state.figures.cpu_s
             self._state = state.model_copy(update={"figures": state.figures.model_copy(update={"cpu_s": 0.0})})
@@ -200,12 +192,12 @@ class RemoteTask:
             kept = [0, 0, REWARM_STEPS, 0]
         self._state = self._state.model_copy(update={"counters": [self._state.counters[0], *kept[1:]]})
 
-    def _ask(self, name: str, kind: type[Answer], on_note: OnNote = lambda note: True, **arguments: Any) -> Answer:
+    def _ask(self, name: str, kind: type[Kind], on_note: OnNote = lambda note: True, **arguments: Any) -> Kind:
         """Ask the trainer. Raises TrainerAwayError, and UserError."""
         assert not self.is_ahead, "the weights are not at rest"
         trainer = self._present()
         try:
-            return _checked(trainer, kind, trainer.ask(name, on_note, **arguments))
+            return checked(trainer, kind, trainer.ask(name, on_note, **arguments))
         except TrainerDiedError as died:
             raise self._lose(died) from died
 
@@ -229,7 +221,7 @@ class RemoteTask:
                 trainer.post("step", progress=progress, remaining_s=left_s)
             if next_progress is not None:
                 trainer.post("step", progress=next_progress, remaining_s=left_s)
-            answer = _checked(trainer, Stepped, trainer.answer())
+            answer = checked(trainer, Stepped, trainer.answer())
         except TrainerDiedError as died:
             raise self._lose(died) from died
         self.is_ahead, self._state = next_progress is not None, answer

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,8 @@ FIRST_TRIES = 3
 
 
 class TrainerSupervisor:
-    """The trainer of one node. One thread asks; another one starts the next trainer.
+    """The trainer of one node. One thread asks; another one starts trainers, and lasts as long as they do: a process
+    gets its parent-death signal when the thread ends that has started it (prctl(2)).
 
     Args:
         new: starts a trainer's process.
@@ -28,6 +31,7 @@ class TrainerSupervisor:
         adopt: lets it go on where the last one was, in the asking thread. Raises TrainerDiedError.
         shrink: makes the next trainer need less memory; returns its largest micro-batch.
         notebook: receives a note when a trainer dies, and when it has been replaced.
+        gives_up: whether ``start`` does so after some tries; else another computer may return.
     """
 
     def __init__(
@@ -37,31 +41,35 @@ class TrainerSupervisor:
         adopt: Callable[[TrainerHandle, dict[str, Any]], None],
         shrink: Callable[[], int],
         notebook: Notebook,
+        gives_up: bool = True,
     ) -> None:
         self.on_return: Callable[[], object] = lambda: None
         """Called, by another thread, when a trainer has been replaced."""
         self.current: TrainerHandle | None = None
         self._new, self._attach, self._adopt, self._shrink = new, attach, adopt, shrink
         self._notebook = notebook
+        self._gives_up = gives_up
         self._starting: TrainerHandle | None = None
         self._replacement: tuple[TrainerHandle, dict[str, Any]] | None = None
         """A trainer that is ready to go on, and its first answer."""
         self._pauses_s = backoff(*PAUSE_S)
         self._began_at = self._died_at = 0.0
         self._closing = threading.Event()
-        self._starter: threading.Thread | None = None
+        self._starter = ThreadPoolExecutor(1, "trainer start")
+        self._another: Future[None] | None = None
+        """The start of another trainer."""
         self._fault: BaseException | None = None
-        """What ended the thread that replaces a trainer."""
+        """What ended that."""
         self._oom_kills = oom_kills()
 
     def start(self) -> None:
         """Start the first trainer and wait until it is ready. Raises UserError."""
-        for tries in range(FIRST_TRIES):
+        for tries in itertools.count(1):
             try:
-                self._use(*self._started())
+                self._use(*self._starter.submit(self._started).result())
                 return
             except TrainerDiedError as died:
-                if tries == FIRST_TRIES - 1:
+                if tries == FIRST_TRIES and self._gives_up:
                     raise DeviceError(
                         f"The trainer cannot start: {died}.",
                         "Its output is above. Try another --device; if it goes on, please report it.",
@@ -73,13 +81,18 @@ class TrainerSupervisor:
         self._closing.set()
         if (starting := self._starting) is not None:
             starting.kill()
-        if self._starter is not None:
-            self._starter.join()
+        if self._another is not None:
+            wait([self._another])
         replacement, self._replacement = self._replacement, None
         for each in (self.current, None if replacement is None else replacement[0]):
             if each is not None:
                 each.close()
         self.current = None
+        self._starter.shutdown()
+
+    @property
+    def is_closing(self) -> bool:
+        return self._closing.is_set()
 
     @property
     def is_ready(self) -> bool:
@@ -97,16 +110,15 @@ class TrainerSupervisor:
         return self.current is not None
 
     def replace(self, died: TrainerDiedError) -> None:
-        """Start another trainer after a pause, in a thread of its own, and leave it to ``is_ready``."""
+        """Start another trainer after a pause, and leave it to ``is_ready``."""
         self.current, self._died_at = None, time.monotonic()
         pause_s = self._mourn(died)
-        self._starter = threading.Thread(target=self._start_another, args=(pause_s,), name="trainer start", daemon=True)
-        self._starter.start()
+        self._another = self._starter.submit(self._start_another, pause_s)
 
     def wait(self, seconds: float) -> None:
         """Wait for the next trainer, at most so long."""
-        if self._starter is not None:
-            self._starter.join(seconds)
+        if self._another is not None:
+            wait([self._another], seconds)
 
     def _use(self, trainer: TrainerHandle, first: dict[str, Any]) -> None:
         self._adopt(trainer, first)

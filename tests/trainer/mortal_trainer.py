@@ -28,7 +28,9 @@ def mortal(training: TrainingLoop, *arguments: Any) -> bool:
             case "freeze":
                 os.kill(os.getpid(), signal.SIGSTOP)
             case "raise":
-                training._attachment.fail("device", RuntimeError("CUDA error: an illegal memory access\nwas encountered"))
+                training._attachment.fail(
+                    "device", RuntimeError("CUDA error: an illegal memory access\nwas encountered")
+                )
                 sys.exit(1)
             case "nonsense":
                 training._attachment._line._socket.sendall(b"loss: 3\n")

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -67,9 +66,8 @@ def has_ended(pid: int) -> bool:
 
 
 def open_files() -> set[str]:
-    """Return what this process's descriptors refer to, pipes and event loops of the tests' own apart."""
-    folder = Path("/dev/fd")
-    return {os.readlink(folder / each) for each in os.listdir(folder) if (folder / each).is_symlink()}
+    """Return what this process's descriptors refer to."""
+    return {str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()}
 
 
 def test_a_plain_torch_program_trains_in_the_nodes_memory():

@@ -1,0 +1,134 @@
+"""Command of a computer that trains for the peer of another one, ``p2ptrain rank``; its children import torch."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+
+import click
+
+from p2ptrain.base import cgroups, files
+from p2ptrain.base.backoff import PAUSE_S, backoff
+from p2ptrain.base.device_names import DEVICE_NAME, DEVICE_WORDS
+from p2ptrain.base.errors import DeviceError, HomeError
+from p2ptrain.base.launcher import kill_tree, launched
+from p2ptrain.base.text import UserPath
+from p2ptrain.ports import Notebook
+from peer.options import FILE, WEIGHTS
+from peer.training.lan_address import LanAddress
+from peer.training.plan import OWNERS_FAULT, REMOTE, RemotePlan
+
+POLL_S = 0.2
+
+LASTING_S = 60.0
+"""Seconds of training after which the next pause is the first one again."""
+
+
+@click.command(short_help="Lend this computer to a peer on the same private network.")
+@click.option("--leader", required=True, help="Where the peer listens, as it prints.", metavar="HOST[:PORT]")
+@click.option(
+    "--number",
+    type=click.IntRange(1, 255),
+    default=1,
+    show_default=True,
+    help="Of this computer, if several join the peer; each has its own.",
+    metavar="N",
+)
+@click.option(
+    "--home", type=click.Path(file_okay=False, path_type=UserPath), help="Home of this rank. [~/.p2ptrain/rank]"
+)
+@click.option("--device", default="auto", show_default=True, help=f"{DEVICE_WORDS}.")
+@click.option("--data", type=FILE, help="The corpus, if the run names it by digest.", metavar="FILE")
+@click.option("--tokenizer", type=FILE, help="The tokenizer.json, if the run names it by digest.", metavar="FILE")
+@WEIGHTS
+@click.option("--template", type=FILE, help="The chat template, if the run names it by digest.", metavar="FILE")
+def rank(
+    leader: str,
+    number: int,
+    home: Path | None,
+    device: str,
+    data: Path | None,
+    tokenizer: Path | None,
+    weights: Path | None,
+    template: Path | None,
+) -> None:
+    """Train as a part of the peer at --leader, which runs with --team and --at, until its run ends.
+
+    The command waits for the leader and returns to it after an interruption. Nothing between the computers is
+    encrypted: use a network that you trust, or a tunnel. Ctrl+C ends it.
+    """
+    from p2ptrain.base.telemetry import EventLog, lossy_output
+    from peer.home import Home, check_no_other
+    from peer.screen import Screen
+
+    if DEVICE_NAME.fullmatch(device) is None:
+        raise DeviceError(f"There is no device {device!r}.", f"Name one as follows: {DEVICE_WORDS}.")
+    place = Home(home if home is not None else files.user_home() / ".p2ptrain" / "rank")
+    check_no_other(place.path)
+    if place.identity.exists():
+        raise HomeError(f"{place.path} is the home of a peer.", "Name another folder with --home.")
+    address = LanAddress.parse(leader)
+
+    def named(path: Path | None) -> str | None:
+        return None if path is None else str(path.absolute())
+
+    own = RemotePlan(
+        home=str(place.path.absolute()),
+        device=device,
+        threads=_threads(),
+        data=named(data),
+        tokenizer=named(tokenizer),
+        template=named(template),
+        weights=named(weights),
+    )
+    stop = threading.Event()
+    with place.locked(), lossy_output(), closing(EventLog(place.events)) as log, Screen() as screen:
+        log.listen(screen.show)
+        before = {each: signal.signal(each, lambda *_: stop.set()) for each in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            take_part(address, number, own, log, stop)
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
+
+def take_part(leader: LanAddress, number: int, own: RemotePlan, notebook: Notebook, stop: threading.Event) -> None:
+    """Start a rank, and again where one or the leader dies, until the run ends or ``stop`` is set.
+
+    Raises UserError where the owner of this computer must mend what the rank's output says.
+    """
+    pauses_s = backoff(*PAUSE_S)
+    command = (sys.executable, "-P", "-m", "peer.training.launch", "1", str(leader), "1", str(number))
+    while not stop.is_set():
+        notebook.note("waiting for the leader", leader=str(leader))
+        began = time.monotonic()
+        process = subprocess.Popen(launched(*command, **{REMOTE: own.model_dump_json()}), stdin=subprocess.DEVNULL)
+        while process.poll() is None and not stop.wait(POLL_S):
+            pass
+        kill_tree(process)
+        code = process.wait()
+        if stop.is_set():
+            return
+        if code == 0:
+            notebook.note("team ended")
+            return
+        if code == OWNERS_FAULT:
+            raise DeviceError("This computer cannot train with the leader.", "Its output above says why.")
+        if time.monotonic() - began >= LASTING_S:
+            pauses_s = backoff(*PAUSE_S)
+        stop.wait(next(pauses_s))
+
+
+def _threads() -> int:
+    """Return torch's threads of this computer's rank: OMP_NUM_THREADS, or one for each processor that it may use."""
+    with contextlib.suppress(KeyError, ValueError):
+        return max(1, int(os.environ["OMP_NUM_THREADS"]))
+    return math.ceil(cgroups.usable_cpus())

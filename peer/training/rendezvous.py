@@ -1,0 +1,194 @@
+"""torch's static rendezvous, with a store that listens on one address alone, for the computers of one owner.
+
+torch's own handlers listen on all addresses, and its ``c10d`` reads pickles from its store. Whoever reaches this store
+can disturb training: the network between the computers must be trusted, as torch asks. Waits for another computer last
+until this process ends.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import time
+from datetime import timedelta
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch.distributed import DistError, PrefixStore, TCPStore
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+)
+
+import p2ptrain
+from p2ptrain.base.errors import DeviceError
+from peer.training.lan_address import LanAddress, interface_of
+
+BACKEND = "p2ptrain"
+MOST_NODES = 256
+MOST_BYTES = 1 << 12
+"""Longest value that this module reads from the store."""
+POLL_S = 0.2
+DIAL_S = 5.0
+STORE = timedelta(seconds=60)
+"""Longest wait for an answer of the store: of a computer that swaps."""
+
+
+class TeamWords(BaseModel):
+    """What the leader says first."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    p2ptrain: str = Field(max_length=64)
+    torch: str = Field(max_length=64)
+    nodes: int = Field(ge=1, le=MOST_NODES)
+
+
+def _torch_release() -> str:
+    return ".".join(torch.__version__.split(".")[:2])
+
+
+class Rendezvous(RendezvousHandler):
+    """Meeting of the launchers of a team.
+
+    Args:
+        host, port: where the leader listens; port 0: any.
+        node: number of this computer; 0: the leader.
+        nodes: computers, which the leader alone knows.
+    """
+
+    def __init__(self, host: str, port: int, node: int, nodes: int) -> None:
+        self._host, self._port, self._node, self._nodes = host, port, node, nodes
+
+    @classmethod
+    def of(cls, parameters: RendezvousParameters) -> Rendezvous:
+        """Return the handler that torch's launcher asks for."""
+        host, _, port = parameters.endpoint.rpartition(":")
+        return cls(host, int(port), int(parameters.config["node"]), parameters.max_nodes)
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Meet the other computers. Raises RendezvousConnectionError, and DeviceError if this one does not fit."""
+        try:
+            store = self._led() if self._node == 0 else self._joined()
+        except (DistError, OSError) as error:
+            raise RendezvousConnectionError(str(error)) from error
+        place = RendezvousStoreInfo(self._host, self._port)
+        return RendezvousInfo(PrefixStore("launchers", store), self._node, self._nodes, place)
+
+    def _led(self) -> TCPStore:
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((self._host, self._port))
+        listener.listen()
+        self._port = int(listener.getsockname()[1])
+        store = TCPStore(
+            self._host,
+            self._port,
+            is_master=True,
+            timeout=STORE,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+        words = TeamWords(p2ptrain=p2ptrain.__version__, torch=_torch_release(), nodes=self._nodes)
+        store.set("team", words.model_dump_json())
+        others = [_key(node) for node in range(1, self._nodes)]
+        while others and not store.check(others):
+            time.sleep(POLL_S)
+        store.set("begun", "")
+        return store
+
+    def _joined(self) -> TCPStore:
+        while not self._answers():
+            time.sleep(POLL_S)
+        store = TCPStore(self._host, self._port, is_master=False, timeout=STORE, wait_for_workers=False)
+        words = _team_of(store)
+        self._nodes = words.nodes
+        if self._node >= words.nodes:
+            raise DeviceError(
+                f"The team has {words.nodes} computers, so that none has the number {self._node}.",
+                f"Give --number from 1 to {words.nodes - 1}, each to one computer.",
+            )
+        if store.check(["begun"]):
+            raise RendezvousConnectionError("the team trains already")
+        token = secrets.token_hex(16)
+        store.set(_key(self._node), token)
+        while not store.check(["begun"]):
+            time.sleep(POLL_S)
+        if store.get(_key(self._node)) != token.encode():
+            raise DeviceError(
+                f"Another computer has joined the team with the number {self._node}, too.",
+                "Give each computer a --number of its own.",
+            )
+        return store
+
+    def _answers(self) -> bool:
+        try:
+            socket.create_connection((self._host, self._port), DIAL_S).close()
+        except OSError:
+            return False
+        return True
+
+    # --- the rest of torch's interface --------------------------------------------------------------------------------
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def get_backend(self) -> str:
+        return BACKEND
+
+    def get_run_id(self) -> str:
+        return BACKEND
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def shutdown(self) -> bool:
+        return True
+
+
+def own_interface(leader: LanAddress) -> str:
+    """Return the name of this computer's interface towards the leader, by which gloo and NCCL reach it.
+
+    Raises DeviceError if there is no way to it.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((leader.host, leader.port))
+        except OSError as error:
+            raise DeviceError(
+                f"This computer has no way to {leader.host}: {error.strerror}.", "Join the leader's network first."
+            ) from error
+        return interface_of(probe.getsockname()[0])
+
+
+def _key(node: int) -> str:
+    return f"node {node}"
+
+
+def _team_of(store: TCPStore) -> TeamWords:
+    """Return what the leader says. Raises DeviceError if it is no leader or another release."""
+    try:
+        data = store.get("team")
+        if len(data) > MOST_BYTES:
+            raise ValueError(f"{len(data)} bytes")
+        words = TeamWords.model_validate_json(data)
+    except (ValidationError, ValueError):
+        raise DeviceError("The leader's first words make no sense.", "Install the same p2ptrain on both.") from None
+    own = p2ptrain.__version__, _torch_release()
+    if (words.p2ptrain, words.torch) != own:
+        raise DeviceError(
+            f"The leader has p2ptrain {words.p2ptrain} with torch {words.torch}, "
+            f"and this computer p2ptrain {own[0]} with torch {own[1]}.",
+            "Install the same on all computers.",
+        )
+    return words
