@@ -68,6 +68,8 @@ class TrainingLoop:
         self._shares = all(p.device.type == "cpu" and p.dtype == torch.float32 for p in self._parameters.values())
         self._is_kept = False
         """Whether the optimizer's state has its place in the host vector."""
+        self._has_ended = False
+        """Whether the node ended before it wanted a step."""
         self._answers = {
             name: getattr(self, f"_{name}")
             for name in ("restore", "load", "store", "add", "losses", "tried", "held_out", "sample")
@@ -85,9 +87,7 @@ class TrainingLoop:
 
     def __enter__(self) -> Self:
         guessing = {"guessing": math.inf, "shares": self._shares}
-        self._attachment.answer({**guessing, **self._state()})
-        if self._wait():
-            raise LineClosedError
+        self._has_ended = self._answered({**guessing, **self._state()}) or self._wait()
         return self
 
     def __exit__(
@@ -104,7 +104,8 @@ class TrainingLoop:
         self._optimizer_steps += 1
         if self._shares:
             self._keep_state()
-        return self._answered({"losses": [float(loss)], "tokens": self._units, **self._state()}) or self._wait()
+        answer = {"losses": [torch.as_tensor(loss).item()], "tokens": self._units, **self._state()}
+        return self._has_ended or self._answered(answer) or self._wait()
 
     def _count(self, *_: Any) -> None:
         """Count that the optimizer begins to move the weights, or has ended (``HostVector.is_torn``)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -53,7 +54,7 @@ class TrainerSupervisor:
         self._replacement: tuple[TrainerHandle, dict[str, Any]] | None = None
         """A trainer that is ready to go on, and its first answer."""
         self._pauses_s = backoff(*PAUSE_S)
-        self._began_at = self._died_at = 0.0
+        self._began_at, self._died_at = math.inf, 0.0
         self._closing = threading.Event()
         self._starter = ThreadPoolExecutor(1, "trainer start")
         self._another: Future[None] | None = None
@@ -156,6 +157,7 @@ class TrainerSupervisor:
         """Note a trainer's death; return the pause before the next one."""
         if time.monotonic() - self._began_at >= LASTING_S:
             self._pauses_s = backoff(*PAUSE_S)
+        self._began_at = math.inf
         pause_s, kills = next(self._pauses_s), oom_kills()
         is_memory = died.kind == "memory" or (died.was_killed and kills > self._oom_kills)
         self._oom_kills = kills

@@ -1,6 +1,6 @@
-"""The language model's trainer with a fault in it: ``failing_trainer.py FOLDER FAULT STEP LIVES``, as a node starts it.
+"""The language model's trainer with a fault in it: ``failing_trainer.py FOLDER STEP FAULT…``, as a node starts it.
 
-Each of its first LIVES lives, which it counts in the folder, ends in this step by the fault.
+Each of its first lives, which it counts in the folder, ends in this step by one of the faults, in order.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,24 +19,10 @@ from p2ptrain.trainer.host_vector import HostVector
 from peer.training import language_trainer
 from peer.training.language_trainer import LanguageTrainer
 
-folder, fault, fatal, lives = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-step, moving = LanguageTrainer.step, HostVector.moving
-steps = 0
-
-
-def die(number: int = signal.SIGKILL) -> None:
-    os.kill(os.getpid(), number)
-
-
-def say(text: bytes) -> None:
-    (line,) = (each for each in gc_objects() if isinstance(each, language_trainer.Attachment))
-    line._line._socket.sendall(text)
-
-
-def gc_objects() -> list[Any]:
-    import gc
-
-    return gc.get_objects()
+folder, fatal, faults = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+life = len(list(folder.iterdir()))
+fault = faults[life] if life < len(faults) else "none"
+step, moving, steps = LanguageTrainer.step, HostVector.moving, 0
 
 
 def failing(trainer: LanguageTrainer, *arguments: Any, **named: Any) -> dict[str, Any]:
@@ -44,9 +31,9 @@ def failing(trainer: LanguageTrainer, *arguments: Any, **named: Any) -> dict[str
     if steps == fatal:
         match fault:
             case "kill":
-                die()
+                os.kill(os.getpid(), signal.SIGKILL)
             case "freeze":
-                die(signal.SIGSTOP)
+                os.kill(os.getpid(), signal.SIGSTOP)
             case "memory":
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
             case "host memory":
@@ -54,32 +41,22 @@ def failing(trainer: LanguageTrainer, *arguments: Any, **named: Any) -> dict[str
             case "device":
                 raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nCompile with ...")
             case "no tokens":
-                return step(trainer, *arguments, **named) | {"tokens": None}
-            case "no JSON":
-                say(b"tokens: 3\n")
-            case "endless":
-                say(b"[" * (1 << 23))
+                return {**step(trainer, *arguments, **named), "tokens": None}
     return step(trainer, *arguments, **named)
 
 
 @contextmanager
-def torn(host: HostVector, rank: int = 0) -> Any:
+def torn(host: HostVector, rank: int = 0) -> Iterator[None]:
     with moving(host, rank):
         if steps == fatal and fault == "torn":
             host.vector(0)[: host.elements // 2] += 1.0
-            die()
+            os.kill(os.getpid(), signal.SIGKILL)
         yield
 
 
 if __name__ == "__main__":
-    folder.mkdir(exist_ok=True)
-    life = len(list(folder.iterdir()))
     (folder / str(life)).touch()
-    if fault == "start" and life < lives:
-        sys.exit(3)
-    if life < lives:
-        LanguageTrainer.step = failing
-        HostVector.moving = torn
+    LanguageTrainer.step, HostVector.moving = failing, torn
     code = language_trainer.main()
     sys.stdout.flush()
     os._exit(code)

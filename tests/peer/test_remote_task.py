@@ -4,82 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import psutil
 import pytest
 import torch
 from in_process import InProcessTrainer
+from trainers import started, step_on, wait_for_return
 
 from p2ptrain.base.errors import TrainerAwayError
 from p2ptrain.base.telemetry import MemoryLog
-from p2ptrain.manifest import SignedManifest
-from p2ptrain.net.identity import Identity
-from p2ptrain.trainer.process import TrainerHandle
-from peer.home import Home
 from peer.training import remote_task, trainer_supervisor
 from peer.training.plan import TrainerPlan
-from peer.training.remote_task import RemoteTask
 
 pytestmark = pytest.mark.net
 
-PATIENCE_S = 120.0
 STEPS = 6
-
-
-@pytest.fixture
-def plan(tmp_path: Path, signed_run: Callable[..., SignedManifest]) -> TrainerPlan:
-    home = Home(tmp_path / "home")
-    home.path.mkdir()
-    home.save_manifest(signed_run(model__config__num_hidden_layers=2))
-    return TrainerPlan(
-        home=str(home.path),
-        peer=Identity.load_or_create(home.identity).peer_id,
-        devices=("cpu",),
-        stages=1,
-        threads=1,
-        activation_bytes=10**9,
-        most_sequences=4,
-        data=None,
-        tokenizer=None,
-        template=None,
-        weights=None,
-        begins=True,
-        tried_tokens=512,
-        tried_s=60.0,
-        compile="off",
-        memory_bytes=None,
-    )
-
-
-@contextmanager
-def started(plan: TrainerPlan, log: MemoryLog | None = None) -> Iterator[RemoteTask]:
-    task = RemoteTask(plan, 64, log or MemoryLog(), lambda: False)
-    try:
-        task.start()
-        yield task
-    finally:
-        task.close()
-
-
-@pytest.fixture
-def in_own_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_task, "TrainerHandle", TrainerHandle)
-
-
-def wait_for_return(task: RemoteTask) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not task.is_ready:
-        assert time.monotonic() < until
-        time.sleep(0.02)
-
-
-def step_on(task: RemoteTask) -> None:
-    while True:
-        task.inner_step(0.0)
 
 
 def trained(plan: TrainerPlan) -> tuple[list[float], torch.Tensor, dict[str, torch.Tensor], float]:

@@ -1,4 +1,7 @@
-"""The plain trainer with an end: ``mortal_trainer.py HOW STEP FOLDER LIVES``; later lives than so many do not end."""
+"""The plain trainer with an end: ``mortal_trainer.py HOW STEP FOLDER LIVES``; later lives than so many do not end.
+
+It counts its lives in the folder.
+"""
 
 from __future__ import annotations
 
@@ -9,40 +12,42 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from p2ptrain.trainer.loop import TrainingLoop
+import torch
+
+from p2ptrain.trainer.attached import Attachment
 
 how, last, folder, lives = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
 life = len(list(folder.iterdir()))
 (folder / str(life)).touch()
-step = TrainingLoop.step
-made = 0
+question, made = Attachment.question, 0
+adamw, fatal = torch.optim.AdamW.step, list[bool]()
 
 
-def mortal(training: TrainingLoop, *arguments: Any) -> bool:
+def heard(attachment: Attachment) -> dict[str, Any]:
     global made
-    made += 1
-    if made == last:
+    found = question(attachment)
+    made += found["ask"] == "step"
+    if made == last and found["ask"] == "step":
         match how:
-            case "kill":
+            case "kill before":
                 os.kill(os.getpid(), signal.SIGKILL)
+            case "kill within":
+                fatal.append(True)
             case "freeze":
                 os.kill(os.getpid(), signal.SIGSTOP)
-            case "raise":
-                training._attachment.fail(
-                    "device", RuntimeError("CUDA error: an illegal memory access\nwas encountered")
-                )
+            case "fail":
+                attachment.fail("device", RuntimeError("CUDA error: an illegal memory access\nwas encountered"))
                 sys.exit(1)
-            case "nonsense":
-                training._attachment._line._socket.sendall(b"loss: 3\n")
-            case "number":
-                training._attachment._line._socket.sendall(b"3\n")
-            case "endless":
-                training._attachment._line._socket.sendall(b"[" * (1 << 23))
-            case "wrong":
-                training._attachment.answer({"losses": "none"})
-    return step(training, *arguments)
+    return found
+
+
+def move(optimizer: torch.optim.Optimizer, closure: None = None) -> None:
+    if fatal:
+        os.kill(os.getpid(), signal.SIGKILL)
+    adamw(optimizer, closure)
 
 
 if life < lives:
-    TrainingLoop.step = mortal
+    Attachment.question = heard
+    torch.optim.AdamW.step = move
 runpy.run_path(str(Path(__file__).parent / "plain_trainer.py"), run_name="__main__")

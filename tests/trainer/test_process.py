@@ -96,42 +96,44 @@ def test_a_node_that_goes_on_without_its_trainer_has_nothing_of_it_left():
     assert open_files() <= before
 
 
-@pytest.mark.parametrize("how", ["kill", "raise", "nonsense", "number", "endless", "wrong"])
-def test_a_trainer_that_dies_leaves_weights_and_moments_to_the_next_one(how, tmp_path):
+def test_a_trainer_that_dies_leaves_weights_and_moments_to_the_next_one(tmp_path):
     lasting, node = Node(), Node()
     with lasting.trainer() as trainer:
-        for _ in range(6):
+        for _ in range(5):
             lasting.step(trainer)
-    with node.trainer(*mortal(tmp_path, how, 4)) as trainer:
+    with node.trainer(*mortal(tmp_path, "kill before", 3)) as trainer:
+        for _ in range(2):
+            node.step(trainer)
+        with pytest.raises(TrainerDiedError, match="was ended by signal 9") as died:
+            node.step(trainer)
+        assert (died.value.kind, died.value.was_killed) == ("", True)
+        assert node.host is not None
+        assert not node.host.is_torn(1)
+    with node.trainer() as trainer:
         for _ in range(3):
+            node.step(trainer)
+    assert lasting.host is not None
+    assert node.counters == lasting.counters == [5, 5, 0, 0]
+    for number in range(3):
+        assert torch.equal(node.host.vector(number), lasting.host.vector(number))
+
+
+def test_a_trainer_that_dies_while_its_optimizer_moves_the_weights_leaves_them_torn(tmp_path):
+    node = Node()
+    with node.trainer(*mortal(tmp_path, "kill within", 2)) as trainer:
+        node.step(trainer)
+        with pytest.raises(TrainerDiedError):
             node.step(trainer)
         assert node.host is not None
-        before = node.host.vector(0).clone()
-        if how == "wrong":  # who reads the answer decides
-            assert trainer.ask("step", progress=0.0, remaining_s=None) == {"losses": "none"}
-            raise_died = trainer.misfit(ValueError("losses: not a list"))
-        else:
-            with pytest.raises(TrainerDiedError) as died:
-                node.step(trainer)
-            raise_died = died.value
-    told = {
-        "kill": ("was ended by signal 9", "", True),
-        "raise": ("CUDA error: an illegal memory access", "device", False),
-        "nonsense": ("sent a line that is not a JSON object", "", False),
-        "number": ("sent a line that is not a JSON object", "", False),
-        "endless": ("sent a line of more than 4,194,304 bytes", "", False),
-        "wrong": ("gave an answer that does not fit", "", False),
-    }
-    assert told[how][0] in str(raise_died)
-    assert (raise_died.kind, raise_died.was_killed) == told[how][1:]
+        assert node.host.is_torn(1)
+
+
+def test_a_trainer_that_reports_a_fault_is_ended(tmp_path):
+    with Node().trainer(*mortal(tmp_path, "fail", 1)) as trainer:
+        with pytest.raises(TrainerDiedError, match=r"^CUDA error: an illegal memory access$") as died:
+            trainer.ask("step", progress=0.0, remaining_s=None)
+        assert (died.value.kind, died.value.was_killed) == ("device", False)
     assert has_ended(trainer.pid)
-    node.host.vector(0).copy_(before)  # the step whose answer did not come had moved them
-    assert lasting.host is not None
-    with node.trainer(*mortal(tmp_path, how, 4)) as trainer:
-        for _ in range(3):
-            node.step(trainer)
-    if how == "kill":  # and not the moments either, in this case
-        assert node.counters == lasting.counters
 
 
 def test_a_frozen_trainer_is_ended(monkeypatch, tmp_path):
@@ -152,28 +154,51 @@ def test_a_trainer_without_its_node_ends_within_seconds():
         assert trainer._process.returncode == 0
 
 
+SPEAKER = """
+import json, os, socket
+node = socket.socket(socket.AF_UNIX)
+address = os.environ["P2PTRAIN_NODE"]
+node.connect("\\0" + address[1:] if address.startswith("@") else address)
+def say(**message): node.sendall(json.dumps(message).encode() + b"\\n")
+say(rank=0, pid=os.getpid())
+{}
+node.recv(1 << 20)
+node.recv(1)
+"""
+"""A trainer that says something and waits for the node's end."""
+
+
 @pytest.mark.parametrize(
-    ("program", "how"),
+    ("says", "how"),
     [
         ("raise SystemExit(3)", "ended with exit status 3"),
-        ("attach(names=['a'], shapes=[], vectors=4)", "does not fit: ValueError"),
-        ("attach(names=['a'], shapes=[[-4]], vectors=4)", "does not fit: ValueError"),
-        ("attach(names=['a'], shapes=[[4]], vectors='many')", "does not fit: ValueError"),
-        ("attach(names=['a'], shapes=[[1 << 61]], vectors=4)", "does not fit: O"),
-        ("attach(name='a')", "does not fit: KeyError"),
-        ("node._line.send({'attach': 3})", "does not fit: TypeError"),
-        ("node._line.send({'log': 'loud'})", "does not fit: KeyError"),
+        ("node.close(); import time; time.sleep(60)", "closed its line"),
+        ("node.sendall(b'loss: 3\\n')", "sent a line that is not a JSON object"),
+        ("node.sendall(b'3\\n')", "sent a line that is not a JSON object"),
+        ("node.sendall(b'[' * 100_000 + b'\\n')", "sent a line that is not a JSON object"),
+        ("node.sendall(b'[' * (1 << 23))", "sent a line of more than 4,194,304 bytes"),
+        ("say(attach={'names': ['a'], 'shapes': [], 'vectors': 4})", "does not fit: ValueError"),
+        ("say(attach={'names': ['a'], 'shapes': [[-4]], 'vectors': 4})", "does not fit: ValueError"),
+        ("say(attach={'names': ['a'], 'shapes': [[4]], 'vectors': 'many'})", "does not fit: ValueError"),
+        ("say(attach={'names': ['a'], 'shapes': [[1 << 61]], 'vectors': 4})", "does not fit: O"),
+        ("say(attach={'names': ['a']})", "does not fit: KeyError"),
+        ("say(attach=3)", "does not fit: TypeError"),
+        ("say(log='loud')", "does not fit: KeyError"),
+        ("say(failed=['all'])", r"\['all'\]|^$"),
     ],
 )
-def test_a_program_that_cannot_begin_says_why(program, how):
-    begin = (
-        "from p2ptrain.trainer.attached import Attachment; node = Attachment.of_environment(); node.plan()\n"
-        "def attach(**what): node._line.send({'attach': what})\n"
-    )
-    end = "\nnode.plan()"
-    command = program if program.startswith("raise") else begin + program + end
-    started = TrainerHandle((sys.executable, "-c", command), MemoryLog())
+def test_a_program_that_talks_nonsense_is_ended_and_the_error_says_why(says, how, monkeypatch):
+    monkeypatch.setattr(process, "ENDING_S", 0.2)
+    started = TrainerHandle((sys.executable, "-S", "-c", SPEAKER.format(says)), MemoryLog())
     with pytest.raises(TrainerDiedError, match=how):
+        started.attach({}, Node().memory)
+    assert has_ended(started.pid)
+
+
+def test_a_program_that_never_speaks_is_ended(monkeypatch):
+    monkeypatch.setattr(process, "LISTENING_S", 0.01)
+    started = TrainerHandle((sys.executable, "-S", "-c", "import time; time.sleep(60)"), MemoryLog())
+    with pytest.raises(TrainerDiedError, match="did not begin within 3 s"):
         started.attach({}, Node().memory)
     assert has_ended(started.pid)
 
