@@ -1,4 +1,4 @@
-"""A node that trains until it is ended: ``lasting_node.py FILE``, with a trainer's plan; it prints the loss of each step."""
+"""A node that trains until it is ended and says each step's loss: ``lasting_node.py FILE``, with a trainer's plan."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ if __name__ == "__main__":
     process.LISTENING_S = 0.3
     while True:
         try:
-            print(task.inner_step(0.0).loss, flush=True)
+            sys.stdout.write(f"{task.inner_step(0.0).loss}\n")
+            sys.stdout.flush()
         except TrainerAwayError as away:
             sys.exit(f"the trainer died: {away.__cause__}")
