@@ -57,7 +57,7 @@ test: $(STAMP)
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy p2ptrain peer bootstrap lab
+	$(BIN)/mypy p2ptrain peer bootstrap lab sim
 
 fuzz: $(STAMP)
 	$(BIN)/pytest -n 3 -m "not net and not lab" --hypothesis-profile=default $$(grep -rl --include='test_*.py' '@given' tests)

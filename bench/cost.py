@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
-from p2ptrain.outer.policy import straggler_inner_steps
+from sim.straggler import straggler_inner_steps
 
 Pattern = Literal["all_reduce", "all_gather", "pairs"]
 
@@ -36,7 +36,7 @@ Hiding = Literal["nothing", "phase", "asynchronous"]
 
 Straggler = Literal["delays everybody", "delays its partner", "trains less"]
 """Effect of one slow line. Without rounds it delays only its current partner. By GASLoC's rule
-(``p2ptrain.outer.policy``) the straggler makes fewer inner steps, so that no peer waits for it."""
+(``sim.straggler``) the straggler makes fewer inner steps, so that no peer waits for it."""
 
 A100_FLOP_PER_S = 312e12
 """Peak rate in dense bf16, from NVIDIA's A100 data sheet."""

@@ -20,10 +20,10 @@ from rich.table import Table
 
 from p2ptrain import wire
 from p2ptrain.base.ids import PeerId, RunId
-from p2ptrain.sim.directory import SimulatedBuckets
 from p2ptrain.swarm import PRESENCE_LIFETIME_S, PeerState, Presence
 from p2ptrain.swarm.presence_buckets import PresenceBucket, PresenceBuckets
 from p2ptrain.swarm.rules import ANNOUNCE_PERIOD_S
+from sim.directory import SimulatedBuckets
 
 SIZES = (8, 32, 100, 320, 1000, 3200, 10_000)
 SESSION_S = 3600.0

@@ -1,80 +1,96 @@
-"""Pairs of short testnets of two checkouts in turn: PRESET SECONDS PAIRS NAME=FOLDER NAME=FOLDER."""
+"""Compare two checkouts: short testnets of two peers by each in turn, and what a peer costs, one JSON line a run.
 
-import json, os, subprocess, sys, time, statistics, psutil
+``python -m bench.trainer_pairs PRESET SECONDS PAIRS NAME=FOLDER NAME=FOLDER`` on an idle machine; each folder has its
+own ``.venv``. ``--compile`` compiles the pass; without it both train eagerly.
+"""
 
-preset, seconds, pairs = sys.argv[1], sys.argv[2], int(sys.argv[3])
-arms = dict(each.split("=", 1) for each in sys.argv[4:])
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import psutil
+
+PEER = "peer-1"
+"""The peer whose memory, first step and exchanges are measured."""
+LOOK_S = 1.0
 
 
-def pss(pid):
+def main(preset: str, seconds: str, pairs: str, *arms: str, compiles: bool = False) -> None:
+    folders = [arm.split("=", 1) for arm in arms]
+    for number in range(int(pairs)):
+        for name, folder in folders if number % 2 == 0 else folders[::-1]:
+            out = Path("out/pairs").absolute() / f"{preset}-{name}-{number}"
+            row = {"arm": name, **measure(preset, seconds, Path(folder), out, compiles)}
+            click.echo(json.dumps(row))
+
+
+def measure(preset: str, seconds: str, checkout: Path, out: Path, compiles: bool) -> dict[str, Any]:
+    """Run one testnet by a checkout; return figures of its peers."""
+    command = (str(checkout / ".venv/bin/p2ptrain"), "testnet", "--preset", preset, "--peers", "2", "--no-solo")
+    environment = {**os.environ, "P2PTRAIN_COMPILE": "auto" if compiles else "off"}
+    process = subprocess.Popen(
+        (*command, "--seconds", seconds, "--out", str(out)),
+        cwd=checkout,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
+    )
+    memory, began_at = 0.0, float("inf")
+    while process.poll() is None:
+        for peer in _peers(process.pid):
+            memory, began_at = max(memory, _memory_mb(peer)), min(began_at, peer.create_time())
+        time.sleep(LOOK_S)
+    peers = json.loads((out / "summary.json").read_text())["peers"]
+    notes = [json.loads(line) for line in (out / PEER / "events.jsonl").read_text().splitlines()]
+    exchanges = [1e3 * note["seconds"] for note in notes if note["kind"] == "exchanged"]
+    first = next(note for note in notes if note["kind"] == "first inner step")
+    return {
+        "tokens_per_s": round(sum(peer["tokens_per_s"] for peer in peers)),
+        "blocked": round(statistics.mean(peer["blocked_fraction"] for peer in peers), 4),
+        "memory_mb": round(memory),
+        "first_step_s": round(first["time"] - began_at, 2),
+        "exchange_ms": round(statistics.median(exchanges), 1) if exchanges else None,
+        "exchanges": sum(peer["exchanges_ok"] for peer in peers),
+        "loss": [round(peer["val_loss_last"], 4) for peer in peers],
+    }
+
+
+def _peers(testnet: int) -> Iterator[psutil.Process]:
+    """Return the process of the measured peer, once it has begun."""
+    try:
+        for child in psutil.Process(testnet).children():
+            command = child.cmdline()
+            if "peer" in command and any(each.endswith(PEER) for each in command):
+                yield child
+    except psutil.Error:
+        return
+
+
+def _memory_mb(peer: psutil.Process) -> float:
+    """Return the proportional memory of a peer and its children, without p2pd."""
     total = 0
     try:
-        procs = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-    except psutil.Error:
-        return 0
-    for p in procs:
-        try:
-            if "p2pd" in p.name():
+        for process in (peer, *peer.children(recursive=True)):
+            if "p2pd" in process.name():
                 continue
-            for l in open(f"/proc/{p.pid}/smaps_rollup"):
-                if l.startswith("Pss:"):
-                    total += int(l.split()[1])
-        except (OSError, psutil.Error):
-            pass
+            lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+            total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    except (OSError, psutil.Error):
+        return 0.0  # one ended meanwhile
     return total / 1024
 
 
-out = {}
-for n in range(pairs):
-    for arm, place in list(arms.items()) if n % 2 == 0 else list(arms.items())[::-1]:
-        where = f"out/pairs/{preset}-{arm}-{n}"
-        env = {**os.environ, "P2PTRAIN_COMPILE": "off"}
-        p = subprocess.Popen(
-            [
-                f"{place}/.venv/bin/p2ptrain",
-                "testnet",
-                "--preset",
-                preset,
-                "--peers",
-                "2",
-                "--seconds",
-                seconds,
-                "--no-solo",
-                "--out",
-                where,
-            ],
-            cwd=place,
-            env=env,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.STDOUT,
-        )
-        peaks, starts = {}, {}
-        while p.poll() is None:
-            try:
-                for c in psutil.Process(p.pid).children(recursive=True):
-                    try:
-                        a = c.cmdline()
-                    except psutil.Error:
-                        continue
-                    if "peer" in a and "-m" in a and "--home" in a and any(x.endswith("peer-1") for x in a):
-                        starts.setdefault("peer-1", c.create_time())
-                        peaks["peer-1"] = max(peaks.get("peer-1", 0), pss(c.pid))
-            except psutil.Error:
-                pass
-            time.sleep(1)
-        s = json.load(open(where + "/summary.json"))
-        notes = [json.loads(l) for l in open(where + "/peer-1/events.jsonl")]
-        ex = [x["seconds"] for x in notes if x["kind"] == "exchanged"]
-        first = next(x for x in notes if x["kind"] == "first inner step")
-        row = dict(
-            arm=arm,
-            tokens_per_s=round(sum(x["tokens_per_s"] for x in s["peers"])),
-            blocked=round(statistics.mean(x["blocked_fraction"] for x in s["peers"]), 4),
-            pss_mb=round(peaks.get("peer-1", 0)),
-            first_step_s=round(first["time"] - starts["peer-1"], 2),
-            exchange_ms=round(1e3 * statistics.median(ex), 1) if ex else None,
-            exchange_p90=round(1e3 * sorted(ex)[int(0.9 * len(ex))], 1) if ex else None,
-            exchanges=sum(x["exchanges_ok"] for x in s["peers"]),
-            loss=[round(x["val_loss_last"], 4) for x in s["peers"]],
-        )
-        print(json.dumps(row), flush=True)
+if __name__ == "__main__":
+    given = [each for each in sys.argv[1:] if each != "--compile"]
+    if len(given) != 5:
+        sys.exit(__doc__)
+    main(*given, compiles="--compile" in sys.argv)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("p2ptrain", "peer", "bootstrap", "lab", "bench")
+PACKAGES = ("p2ptrain", "peer", "bootstrap", "sim", "lab", "bench")
 
 BEGIN, END = "<!-- generated: python docs/generate.py --write -->", "<!-- end -->"
 
@@ -153,7 +153,7 @@ def register() -> str:
     """Return a list of the guesses that peers and bootstraps use, under a heading for each module."""
     lines: list[str] = []
     for path in sources():
-        if path.parts[0] not in ("lab", "bench") and (found := guesses(read(path))):
+        if path.parts[0] not in ("sim", "lab", "bench") and (found := guesses(read(path))):
             lines += ["", f"### {path.with_suffix('')}", "", *found]
     return "\n".join(lines).strip()
 

@@ -36,9 +36,9 @@ DISK_BYTES = 64 << 20
 settle it."""
 DAEMON = "p2pd"
 ORPHANS_S = 5.0
-"""Longest time for the other devices' processes to end after their leader was killed."""
-RANK_MODULE = b"peer.team.rank"
-"""Argument of the processes of a peer's other devices."""
+"""Longest time for a trainer's processes to end after their node was killed."""
+RANK_MODULE = b"peer.training.language_trainer"
+"""Argument of the processes of a trainer, one a device."""
 BREAKAGE_ACTS = frozenset(kind for pair in TROUBLE_ACTS.values() for kind in pair if kind is not None) - NETWORK_ACTS
 """Acts that ``Breakages.perform`` performs."""
 
@@ -230,14 +230,14 @@ def kill_daemons(pid: int) -> None:
 
 
 def ranks(pid: int) -> list[int]:
-    """Return the processes of a peer's other devices."""
-    return [each for each in process_tree(pid) if each != pid and RANK_MODULE in _arguments(each)]
+    """Return the processes of a peer's trainer, one a device."""
+    return [each for each in process_tree(pid) if RANK_MODULE in _arguments(each)]
 
 
-def kill_leader(who: str, pid: int) -> None:
-    """Kill the leader of a peer on several devices, and its daemons, as ``Stage.kill`` does a whole peer.
+def kill_node(who: str, pid: int) -> None:
+    """Kill the node of a peer on several devices, and its daemons, as ``Stage.kill`` does a whole peer.
 
-    Raises DeviceError unless its ranks then end by themselves, whose processes are killed in that case.
+    Raises DeviceError unless its trainer's processes then end by themselves; they are killed in that case.
     """
     orphans = [psutil.Process(each) for each in ranks(pid)]
     for each in (pid, *daemons(pid)):
@@ -252,16 +252,19 @@ def kill_leader(who: str, pid: int) -> None:
     if alive or not orphans:
         left = ", ".join(str(each.pid) for each in alive) or "there were none"
         raise DeviceError(
-            f"The processes of the other devices of {who} did not end by themselves: {left}.", "See what they logged."
+            f"The processes of the trainer of {who} did not end by themselves: {left}.", "See what they logged."
         )
 
 
 def signal_last_rank(pid: int, number: signal.Signals) -> None:
     """Send a signal to the process of a peer's last device. Raises DeviceError if it trains on one device."""
+    found = ranks(pid)
     try:
-        os.kill(ranks(pid)[-1], number)
-    except (IndexError, ProcessLookupError) as error:
-        raise DeviceError("It has no process of a second device.", "See what it logged.") from error
+        if len(found) < 2:
+            raise DeviceError("It has no process of a second device.", "See what it logged.")
+        os.kill(found[-1], number)
+    except ProcessLookupError as error:
+        raise DeviceError("The process of its last device has ended.", "See what it logged.") from error
 
 
 def with_clock_error(seconds: float, inside: Wrap) -> Wrap:

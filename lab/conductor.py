@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from lab import second_computer
-from lab.breakage import BREAKAGE_ACTS, Breakages, kill_leader, with_clock_error
+from lab.breakage import BREAKAGE_ACTS, Breakages, kill_node, with_clock_error
 from lab.exchange_probe import wait_for_exchange
 from lab.resource_monitor import ResourceMonitor
 from lab.run_record import Done
@@ -242,8 +242,8 @@ class Conductor:
         life.ended_by_us = act.kind  # set before it ends, so that it does not count as a crash
         try:
             if act.kind is ActKind.KILL:
-                of_team = act.who in self.lives and self._settings(act.who).ranks > 1
-                kill = kill_leader if of_team else self.stage.kill
+                has_ranks = act.who in self.lives and self._settings(act.who).ranks > 1
+                kill = kill_node if has_ranks else self.stage.kill
                 await asyncio.to_thread(kill, act.who, child.process.pid)
             elif act.who in self.suspended:  # a suspended process does not receive SIGTERM
                 await self.suspended.end(act.who)
@@ -275,7 +275,7 @@ class Conductor:
             str(trainer.home.path),
         ]
         arguments += ["--devices", settings.devices] if settings.ranks > 1 else []
-        arguments += second_computer.leading(trainer.home.path) if settings.computers > 1 else []
+        arguments += second_computer.leading() if settings.computers > 1 else []
         module = "peer" if settings.lie is None else "lab.hostile"
         arguments[:0] = [] if settings.lie is None else [settings.lie]
         arguments += ["--share"] if self.stage.page and settings.lie is None else []

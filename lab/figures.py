@@ -18,7 +18,7 @@ from lab.resource_monitor import FIGURES as GROWTH
 from lab.resource_monitor import first_and_last, growth
 from lab.returning import longest_return_s
 from lab.script import ActKind
-from lab.team_figures import team_figures
+from lab.trainer_figures import trainer_figures
 from peer.testnet.report import LEARNED
 
 NEWCOMER_S = 60.0
@@ -114,7 +114,7 @@ def figures_of(
         "slowest_pace_meanwhile": _ratio(least, _max(each["tokens_meanwhile"] for each in staying)),
         **{name: _sum(ours, name) for name in ("half_commits", "offences", "caught_up", "resumed", *TOLD)},
         **_newcomer_figures(honest, peers, record["done"]),
-        **{name: _sum(ours, name) for name in ("ranks_failed", "ranks_replaced")},
+        **{name: _sum(ours, name) for name in ("trainers_died", "trainers_returned")},
         **{name: _max(each[name] for each in ours) for name in (*PULLS, "recovery_s")},
         "saved_afterwards": _sum(staying, "saved_afterwards"),
         **{name: _max(each[name] for each in staying) for name in WAITS},
@@ -323,7 +323,7 @@ def _peer_figures(
         "caught_up": artifacts.count("caught up"),
         "caught_up_afterwards": artifacts.since("caught up", last_act),
         **pull_figures(artifacts),
-        **team_figures(artifacts, everybody),
+        **trainer_figures(artifacts, everybody),
         "resumed": artifacts.count("resumed"),
         "saved_afterwards": artifacts.saved_since(last_act),
         **{name: name in artifacts.said for name in TOLD},

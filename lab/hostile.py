@@ -34,16 +34,16 @@ from p2ptrain.manifest import JoinLink
 from p2ptrain.net.driver import DriverEnvironment
 from p2ptrain.net.parallel_streams import ParallelLink
 from p2ptrain.ports import Directory, Link, Notebook, Transport
-from p2ptrain.sim.adversaries import Adversary
-from p2ptrain.sim.scenario import Lie
 from p2ptrain.swarm import Presence
 from p2ptrain.swarm.events import Announce
 from p2ptrain.swarm.messages import Accept, Message, Offer, WeightsReply
 from p2ptrain.train.learner import Learner
-from p2ptrain.train.payloads import Encoded, Payloads
+from p2ptrain.train.payloads import Encoded, Payloads, Snapshot
 from p2ptrain.wire import MAX_KNOWN, decode_message, encode_message
-from peer.app import run_peer
+from peer.app import run
 from peer.assembly import PeerOptions
+from sim.adversaries import Adversary
+from sim.scenario import Lie
 
 LIES: tuple[str, ...] = (*get_args(Lie), *get_args(WireLie))
 
@@ -95,7 +95,7 @@ class WireAdversary:
         async def work(function: Callable[..., Any], *arguments: Any) -> Any:
             if self.lie == "enormous" and function == payloads.encode:
                 return await environment.work(enormous, payloads, arguments)
-            if self.lie == "infinite" and function == payloads.proposals:
+            if self.lie == "infinite" and function == payloads.propose:
                 return await environment.work(infinite, payloads, arguments)
             if self.lie == "infinite" and function == payloads.encode:
                 return await environment.work(encode_truthfully, payloads, arguments)
@@ -149,17 +149,17 @@ class WireAdversary:
 
 def enormous(payloads: Payloads, question: Sequence[Any]) -> Encoded:
     """Encode weights that are as large as codecs accept."""
-    fragments, mine, theirs, true = question
+    fragments, mine, theirs, snapshot = question
+    true = snapshot or payloads.current(fragments)
     parts = tuple(part * (codecs.LARGEST_MAGNITUDE / 2 / float(part.abs().max())) for part in true.parts)
     return payloads.encode(fragments, mine, theirs, replace(true, parts=parts))
 
 
-def infinite(payloads: Payloads, question: Sequence[Any]) -> tuple[bytes, ...]:
+def infinite(payloads: Payloads, question: Sequence[Any]) -> tuple[Snapshot, tuple[bytes, ...]]:
     """Return the true proposals with a sketch of infinite weights."""
     sketch = struct.pack("<f", math.inf) * SKETCH_SUMS
-    return tuple(
-        proposal[:-SKETCH_BYTES] + sketch if proposal else proposal for proposal in payloads.proposals(*question)
-    )
+    snapshot, proposals = payloads.propose(*question)
+    return snapshot, tuple(each[:-SKETCH_BYTES] + sketch if each else each for each in proposals)
 
 
 def encode_truthfully(payloads: Payloads, question: Sequence[Any]) -> Encoded:
@@ -327,7 +327,7 @@ def hostile(lie: str, link: str, home: Path, nickname: str, local: bool) -> None
     def disguise(environment: DriverEnvironment, learner: Learner, progress: float) -> DriverEnvironment:
         return WireAdversary(lie, progress).wrapped(environment, learner)
 
-    run_peer(PeerOptions(JoinLink.parse(link), home, nickname=nickname, local=local), disguise)
+    run(PeerOptions(JoinLink.parse(link), home, nickname=nickname, local=local), disguise)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from lab.stages import StageName, own_latency
 from p2ptrain.base.errors import ScenarioError
 from p2ptrain.manifest import Manifest, preset, with_changes
 from p2ptrain.recipes import RECIPES
-from p2ptrain.sim.scenario_file import by_name
+from sim.scenario_file import by_name
 
 MOST_PEERS = 64
 """Limit of peers, at half a gigabyte each; as in a testnet without a scenario."""
@@ -128,8 +128,8 @@ def manifest_of(scenario: RealScenario) -> Manifest:
     """Return the manifest of a run that trains the scenario's learner ``lm``. Raises ManifestError if the scenario
     has no valid one.
     """
-    from p2ptrain.sim.learning import LanguageModelLearner
-    from p2ptrain.sim.lm.language import description, training
+    from sim.learning import LanguageModelLearner
+    from sim.lm.language import description, training
 
     learner = scenario.learner
     assert isinstance(learner, LanguageModelLearner)  # guaranteed by check()

@@ -16,9 +16,9 @@ from lab.ipv6 import IPv6
 from lab.quotas import LEAST_CORES
 from lab.routers import RouterKind
 from p2ptrain.manifest.section import Section
-from p2ptrain.sim.scenario import Duration, Group, GroupName, Lie, Moment, Scenario
-from p2ptrain.sim.scenario_file import parsed, read
 from peer.owner.settings import device_name
+from sim.scenario import Duration, Group, GroupName, Lie, Moment, Scenario
+from sim.scenario_file import parsed, read
 
 BOOTSTRAP = "bootstrap"
 """Name of the bootstrap in partitions; no group may have it."""
@@ -165,7 +165,7 @@ class RealGroup(Group):
     """CPU seconds per second that the processes of each may use together from when it trains; None for no limit."""
 
     devices: Annotated[str, AfterValidator(device_name)] = "cpu"
-    """Devices of each, as in ``p2ptrain peer --devices``. Of a peer on several, a kill hits the leader alone."""
+    """Devices of each, as in ``p2ptrain peer --devices``. Of a peer on several, a kill hits its node alone."""
 
     computers: Literal[1, 2] = 1
     """Computers on which each trains: one, or two with a LAN of their own (``p2ptrain rank``; stage namespaces)."""
@@ -310,12 +310,8 @@ def _trouble_faults(scenario: RealScenario) -> list[str]:
                 faults.append(f"{field}.what: {trouble.what} needs a router; give router = true")
         if group.computers > 1 and group.ranks > 1:
             faults.append(f"peers[{place}].devices: a peer on two computers has one device on each")
-        if group.computers > 1 and scenario.outer.cut != "layers":
-            faults.append(f'peers[{place}].computers: two need outer.cut = "layers"')
         if group.ranks > 1 and group.lie is not None:
             faults.append(f"peers[{place}].devices: a peer that lies has one device")
-        if group.ranks > 1 and scenario.outer.cut != "layers":
-            faults.append(f'peers[{place}].devices: several need outer.cut = "layers"')
     return faults
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
 from pathlib import Path
 
 from lab.namespaces import Namespace
-from p2ptrain.base import files
 from peer.testnet.processes import Child, Wrap, start
 
 LEADER, RANK = "192.168.77.1", "192.168.77.2"
 """Private addresses of the two computers, the same on every LAN: no packet leaves it."""
-KEY_BYTES = 32
 
 
 class SecondComputer:
@@ -40,17 +37,14 @@ class SecondComputer:
         self._namespace.close()
 
 
-def leading(home: Path) -> list[str]:
-    """Return the arguments of the peer in a home that waits for a second computer, and write the team's key there."""
-    home.mkdir(parents=True, exist_ok=True)
-    if not (home / "team.key").exists():
-        files.write_new(home / "team.key", secrets.token_hex(KEY_BYTES).encode() + b"\n", mode=0o600)
+def leading() -> list[str]:
+    """Return the arguments of a peer that waits for a second computer."""
     return ["--team", "2", "--at", LEADER]
 
 
 async def start_rank(who: str, home: Path, log: Path, threads: int, inside: Wrap) -> Child:
     """Start ``p2ptrain rank`` for the peer in a home, with a home and a log beside it."""
-    arguments = ["rank", "--leader", LEADER, "--key-file", str(home / "team.key"), "--device", "cpu"]
+    arguments = ["rank", "--leader", LEADER, "--device", "cpu"]
     own = home.with_name(f"{home.name}-rank")
     return await start(
         f"{who}-rank", "p2ptrain.cli", [*arguments, "--home", str(own)], log.with_suffix(".rank.log"), threads, inside

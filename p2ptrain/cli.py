@@ -22,7 +22,7 @@ import p2ptrain
 from p2ptrain.base import cgroups
 from p2ptrain.base.documents import documents
 from p2ptrain.base.errors import ClosedPipeError, UserError
-from p2ptrain.base.imports import command_imports
+from p2ptrain.base.imports import command_imports, package_of_clone
 from p2ptrain.base.telemetry import replace_what_lacks, strict_output
 from p2ptrain.base.text import UserPath, command_line, first_sentence, printable
 
@@ -51,6 +51,8 @@ class LazyCommand:
     attribute: str
     help: str
     """Line in ``p2ptrain --help``, shown without importing the module."""
+    is_of_clone: bool = False
+    """Whether only a clone of the repository has the module."""
 
 
 LAZY_COMMANDS = {
@@ -80,7 +82,7 @@ LAZY_COMMANDS = {
         "peer.trained.publish_command", "publish", "Publish a peer's model on the Hugging Face hub."
     ),
     "doctor": LazyCommand("peer.doctor", "doctor", "Diagnose this machine and its network."),
-    "simulate": LazyCommand("p2ptrain.sim.command", "simulate", "Simulate a swarm from a scenario file."),
+    "simulate": LazyCommand("sim.command", "simulate", "Simulate a swarm from a scenario file; in a clone.", True),
     "testnet": LazyCommand(
         "peer.testnet", "testnet", "Run a whole swarm on this machine and compare it with one peer."
     ),
@@ -97,6 +99,13 @@ class LazyGroup(click.Group):
         if cmd_name not in LAZY_COMMANDS:
             return super().get_command(ctx, cmd_name)
         lazy = LAZY_COMMANDS[cmd_name]
+        if lazy.is_of_clone:
+            try:
+                package_of_clone(lazy.module.split(".")[0], f"p2ptrain {cmd_name}")
+            except UserError:
+                if ctx.resilient_parsing:  # a shell completes a command
+                    return None
+                raise
         command = getattr(importlib.import_module(lazy.module), lazy.attribute)
         if not isinstance(command, click.Command):
             raise TypeError(f"{lazy.module}.{lazy.attribute} is not a click command")
@@ -242,9 +251,9 @@ def sign(run: Path) -> None:
     click.echo(f"Next: {command_line('p2ptrain', 'bootstrap', run)}")
 
 
-@cli.command(short_help="Print where the documents and example scenarios are.")
+@cli.command(short_help="Print where the documents are.")
 def docs() -> None:
-    """Print the directory that has README.md, docs/ and bench/scenarios/, of which messages and documents speak."""
+    """Print the directory that has README.md and docs/, of which messages and documents speak."""
     folder = documents()
     if folder is None:
         raise UserError("This installation has no documents.", "Reinstall p2ptrain from its wheel, or use a clone.")

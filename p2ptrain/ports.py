@@ -4,10 +4,9 @@
 port              real                            in memory
 ================  ==============================  ====================================
 InnerTask         train.inner.LanguageModelTask   sim.learners.QuadraticTask
-RunsAhead         peer.training.RemoteTask        none: such a task is in this process
-AllGather         train.weights.single_rank       the same
+RemoteInnerTask   peer.training.RemoteTask        none: such a task is in this process
 ExchangePayloads  train.payloads.Payloads         sim.counting.CountingLearner
-PieceStore        train.piece_store               the same
+PieceStore        train.sketch.LocalPieceStore  the same
 DonorWeights      train.payloads.Payloads         the same, with small tensors
 Deliveries        train.inbox.Inbox               sim.counting.CountingLearner
 Link              net.links.StreamLink            tests: memory_network.MemoryLink
@@ -56,8 +55,11 @@ class InnerTask(Protocol):
         """Restore the result of ``state_dict``. Raises KeyError or ValueError if it does not fit."""
 
 
-class RunsAhead(Protocol):
-    """Inner task in another process, which may begin a step before the result of the one before it is read."""
+class RemoteInnerTask(InnerTask, Protocol):
+    """Inner task in another process, whose ``theta`` is memory of this one: shared, or a copy of a card's weights.
+
+    It may begin a step before the result of the one before is read.
+    """
 
     @property
     def tokens_per_step(self) -> int: ...
@@ -69,21 +71,14 @@ class RunsAhead(Protocol):
     def follow_with(self, progress: float | None) -> None:
         """Let the next ``inner_step`` begin another step after its own, at this progress; None: no other."""
 
+    def store(self, moments: bool = False) -> None:
+        """Bring ``theta`` up to date; without a trainer, it holds the last copy."""
 
-class AllGather(Protocol):
-    """Collective over the ranks of a peer whose model lies on several devices. Called by the trainer thread.
+    def load(self) -> None:
+        """Give the trainer what was written to ``theta``."""
 
-    All numbers about the whole model go through it. Each rank has its own fragments; gathered values, unlike sums of
-    partial sums, are bitwise those of one process.
-    """
-
-    def __call__(self, name: str, values: Tensor) -> Tensor:
-        """Return all ranks' values in the order of the ranks, the same on all.
-
-        Args:
-            name: the collective's name in an error.
-            values: [k] this rank's values; k may differ between ranks.
-        """
+    def add(self, piece: slice, displacement: Tensor) -> None:
+        """Add a displacement to a piece of the weights, and to ``theta`` if it is shared."""
 
 
 class HeldOut(Protocol):
@@ -155,11 +150,10 @@ class ExchangePayloads(Protocol):
     def encoded_sizes(self, fragments: Sequence[int]) -> list[int]:
         """Return the most bytes of each fragment's part, equal on both sides; exact if there are no proposals."""
 
-    def current(self, fragments: Sequence[int]) -> Opaque:
-        """Return a snapshot of these fragments, with all committed displacements."""
-
-    def proposals(self, fragments: Sequence[int], snapshot: Opaque) -> Sequence[bytes]:
-        """Return what to agree on before encoding that snapshot, one part per fragment. Raises ValueError."""
+    def propose(self, fragments: Sequence[int]) -> tuple[Opaque, Sequence[bytes]]:
+        """Return a snapshot of these fragments, with all committed displacements, and what to agree on before encoding
+        it, one part per fragment. Raises ValueError.
+        """
 
     def encode(
         self,
@@ -168,7 +162,7 @@ class ExchangePayloads(Protocol):
         theirs: Sequence[bytes | bytearray],
         snapshot: Opaque,
     ) -> EncodedPayload:
-        """Return these fragments of a snapshot as bytes, after both sides' proposals.
+        """Return these fragments of a snapshot as bytes, after both sides' proposals; None: of the weights as now.
 
         Raises ValueError if our own weights cannot be sent, RemoteError if the partner's proposals are invalid.
         """

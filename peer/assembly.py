@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -17,30 +18,30 @@ from p2ptrain.base.errors import HomeError, ManifestError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import EventLog
 from p2ptrain.checkpoint import Checkpoints, Found
-from p2ptrain.data.corpus import open_corpus
+from p2ptrain.data.corpus import Corpus, open_corpus
 from p2ptrain.data.rows import TextCounts
 from p2ptrain.data.stream import cache_directory
-from p2ptrain.manifest import JoinLink, SignedManifest
+from p2ptrain.manifest import JoinLink, SignedManifest, parameter_count
 from p2ptrain.manifest.fitting import repetition
 from p2ptrain.net.identity import Identity
 from p2ptrain.ports import Clock, Notebook
 from p2ptrain.swarm import Counters, Peer, SwarmRules
-from p2ptrain.swarm.events import Event
 from p2ptrain.swarm.rules import SEARCH_PATIENCE_S
+from p2ptrain.train.accelerator import CPU
 from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES
 from p2ptrain.train.evaluate import HeldOutLoss
+from p2ptrain.train.keeper import Keeper
 from p2ptrain.train.learner import Learner
-from p2ptrain.train.loop import Hooks, Signals, train
 from p2ptrain.train.ranks import Mesh
 from p2ptrain.train.rules import Sizes, codecs_of, fragments_of, learner_rules, matrices_of, swarm_rules
-from p2ptrain.train.tasks import PeerLearner, PeerTask
+from p2ptrain.train.tasks import PeerTask
 from peer.capacity import activation_bytes, check_memory, installed_memory
 from peer.home import Home
 from peer.initial_weights import await_hub
+from peer.keeper import KeeperTask, check_checkpoint, keeper_of
 from peer.owner.settings import CompileMode
 from peer.session_recorder import SessionRecorder
 from peer.start_options import StartOptions
-from peer.team.generations import Team
 from peer.training.devices import mesh_of, other_ranks, rank_threads
 from peer.training.lan_address import LanAddress
 from peer.training.plan import TrainerPlan
@@ -83,20 +84,23 @@ class TrainingSession:
     new_core: Callable[[], Peer]
     """Factory of protocol cores at the learner's step and progress."""
     record: SessionRecorder
-    team: Team | None = None
+    cards: Sequence[str] = ()
+    """Names of the cards that train, as nvidia-smi knows them."""
     held: frozenset[int] | None = None
     """Fragments of a keeper; None: this peer holds all and trains."""
-    loop: Callable[[PeerLearner, Signals, Callable[[Event], None], Hooks], None] = train
 
 
 @dataclass(frozen=True, slots=True)
 class _Trained:
-    """The learner of a trainer, and what it resumes from."""
+    """The learner of a trainer or a keeper, and what it resumes from."""
 
-    learner: Learner
-    task: RemoteTask
+    learner: Learner | Keeper
+    task: PeerTask
     checkpoints: Checkpoints
     found: Found
+    remote: RemoteTask | None = None
+    held: frozenset[int] | None = None
+    """Fragments of a keeper; None: this peer holds all and trains."""
 
 
 def rules_of_run(signed: SignedManifest, sizes: Sizes) -> SwarmRules:
@@ -119,7 +123,7 @@ def build(
     identity: Identity,
     signed: SignedManifest,
     log: EventLog,
-    stack: ExitStack,
+    stack: AsyncExitStack,
     is_stopping: Callable[[], bool],
 ) -> TrainingSession:
     """Build model, data, learner and protocol core, and resume from the newest whole checkpoint. Raises UserError.
@@ -129,13 +133,15 @@ def build(
         is_stopping: whether the owner stops the peer.
     """
     manifest = signed.manifest
+    if options.keep is not None:
+        return _session(_kept(options, options.keep, home, signed), None, options, home, identity, signed, log)
     others = other_ranks(options.team, options.at, devices)
     memory_bytes, mesh = min(options.memory_bytes, installed_memory()), Mesh()
     if len(devices) + others > 1 or (options.stages or 1) > 1:
         mesh = mesh_of(manifest, devices, options.stages, memory_bytes, others)
-    else:
-        check_memory(manifest, devices[0])
-        activation_bytes(manifest, devices[0], options.memory_bytes)
+    elif devices[0] == CPU:  # the trainer checks the others
+        check_memory(manifest, CPU)
+        activation_bytes(manifest, CPU, options.memory_bytes)
     await_hub(manifest, home, log)
     corpus = open_corpus(
         manifest,
@@ -150,17 +156,29 @@ def build(
     if (warning := repetition(manifest, corpus.split.train_tokens)) is not None:
         log.note("text repeats", why=warning)
     parts = _trained(options, devices, others, mesh, home, identity.peer_id, signed, log, stack, is_stopping)
-    learner, task = parts.learner, parts.task
-    first_loss, earlier, earlier_s = _resume(parts, signed, log)
+    return _session(parts, corpus, options, home, identity, signed, log)
+
+
+def _session(
+    parts: _Trained,
+    corpus: Corpus | None,
+    options: PeerOptions,
+    home: Home,
+    identity: Identity,
+    signed: SignedManifest,
+    log: EventLog,
+) -> TrainingSession:
+    """Resume from the newest whole checkpoint. Raises UserError."""
+    manifest, learner, task, held = signed.manifest, parts.learner, parts.task, parts.held
+    first_loss, earlier, earlier_s = _resume(parts, home, signed, log)
     rules = rules_of_run(signed, learner.payloads)
 
     def new_core() -> Peer:
-        return Peer(identity.peer_id, rules, Random(), step=learner.step, progress=learner.progress)
+        return Peer(identity.peer_id, rules, Random(), step=learner.step, progress=learner.progress, keeps=held)
 
     record = SessionRecorder(
         home=home,
         checkpoints=parts.checkpoints,
-        trained=None,
         me=identity.peer_id,
         run=signed.run_id,
         nickname=options.nickname or "",
@@ -174,11 +192,20 @@ def build(
         earlier=earlier,
         earlier_s=earlier_s,
         sampler=_sampler(task),
-        gather=None,
-        compiler=parts.task,
+        keeps=held,
+        compiler=parts.remote,
     )
-    parts.task.remaining_s = record.remaining_s
-    return TrainingSession(new_core, record)
+    if parts.remote is not None:
+        parts.remote.remaining_s = record.remaining_s
+    return TrainingSession(new_core, record, () if parts.remote is None else parts.remote.cards, held)
+
+
+def _kept(options: PeerOptions, kept: str, home: Home, signed: SignedManifest) -> _Trained:
+    """Return what a node without a trainer has. Raises UserError."""
+    learner = keeper_of(signed, kept, options.memory_bytes)
+    checkpoints = Checkpoints(home.checkpoints)
+    task = KeeperTask(parameter_count(signed.manifest.model))
+    return _Trained(learner, task, checkpoints, checkpoints.load_latest(), held=learner.held)
 
 
 def _trained(
@@ -190,25 +217,27 @@ def _trained(
     peer: PeerId,
     signed: SignedManifest,
     log: EventLog,
-    stack: ExitStack,
+    stack: AsyncExitStack,
     is_stopping: Callable[[], bool],
 ) -> _Trained:
     """Start a trainer, with the initial weights, and build its learner. Raises UserError."""
     manifest = signed.manifest
     checkpoints = Checkpoints(home.checkpoints)
     found = checkpoints.load_latest()
-    if len(devices) + others == 1:
-        cpu_bytes = activation_bytes(manifest, devices[0], options.memory_bytes)
+    if devices == [CPU] and not others:
+        cpu_bytes = activation_bytes(manifest, CPU, options.memory_bytes)
     else:
         cpu_bytes = CPU_ACTIVATION_BYTES // max(1, sum(each.type == "cpu" for each in devices))
 
     def named(path: Path | None) -> str | None:
         return None if path is None else str(path.absolute())
 
+    is_auto = (options.device or "auto") == "auto"  # the trainer takes the first card that computes
+    own = ("auto",) if is_auto and devices != [CPU] else tuple(map(str, devices))
     plan = TrainerPlan(
         home=str(home.path.absolute()),
         peer=peer,
-        devices=(*map(str, devices), *("auto",) * others),
+        devices=(*own, *("auto",) * others),
         at=None if options.at is None else str(LanAddress.parse(options.at)),
         others=others,
         stages=mesh.stages,
@@ -226,7 +255,7 @@ def _trained(
         memory_bytes=None if math.isinf(options.memory_bytes) else options.memory_bytes,
     )
     task = RemoteTask(plan, manifest.training.tokens_per_step, log, is_stopping)
-    stack.callback(task.close)
+    stack.push_async_callback(asyncio.to_thread, task.close)
     task.start()
     weight_codec, gradient_codec = codecs_of(manifest.codec)
     fragments = fragments_of(manifest.outer, task.layout)
@@ -239,8 +268,7 @@ def _trained(
         gradient_codec=gradient_codec,
         matrices=matrices_of(task.layout, fragments),
         held_out=task,
-        fast=task.fast_weights(fragments),
-        ahead=task,
+        remote=task,
     )
     task.on_return(learner.inbox.wake)
     task.has_ended = lambda: learner.ended
@@ -285,7 +313,9 @@ def _sampler(task: PeerTask) -> Callable[[], str]:
     return lambda: task.sample(SAMPLE_TOKENS) if next(turns) else ""
 
 
-def _resume(parts: _Trained, signed: SignedManifest, log: EventLog) -> tuple[HeldOutLoss | None, Counters, float]:
+def _resume(
+    parts: _Trained, home: Home, signed: SignedManifest, log: EventLog
+) -> tuple[HeldOutLoss | None, Counters, float]:
     """Load the newest whole checkpoint, if any; return the run's first held-out loss, counters and training time.
 
     Raises HomeError or ManifestError if the checkpoint is from another run or another model.
@@ -300,14 +330,10 @@ def _resume(parts: _Trained, signed: SignedManifest, log: EventLog) -> tuple[Hel
         raise HomeError(
             f"The checkpoint {found.checkpoint.path} belongs to another run.", "Move it away, or use another --home."
         )
-    if "kept" in state:
-        raise HomeError(
-            f"The checkpoints in {found.checkpoint.path.parent} are those of a keeper, which has a part of the model.",
-            "Give the same --keep as before, or use another --home to train.",
-        )
+    check_checkpoint(state, parts.held, home)
     try:
-        learner.load_state_dict(found.checkpoint.tensors, found.checkpoint.state)
-        first_loss = state["val_loss_first"]
+        learner.load_state_dict(found.checkpoint.tensors, state)
+        first_loss = state.get("val_loss_first")
         first_tokens = int(state.get("val_loss_first_tokens") or 0)
         earlier = Counters.of(state.get("counters", {}))
         earlier_s = float(state.get("trained_s", 0.0))

@@ -73,7 +73,7 @@ def check_memory(manifest: Manifest, device: torch.device, installed_bytes: int 
 
 @dataclass(frozen=True, slots=True)
 class StagePlace:
-    """Device of one rank of a team, with the memory that the rank may use there."""
+    """Device of one rank of a trainer, with the memory that the rank may use there."""
 
     name: str
     card_bytes: int | None = None
@@ -83,7 +83,7 @@ class StagePlace:
 def check_team_memory(
     manifest: Manifest, places: Sequence[StagePlace], installed_bytes: int | None = None, replicas: int = 1
 ) -> None:
-    """Raise DeviceError if a team of these ranks, in this order, cannot hold the run's model with any cut.
+    """Raise DeviceError if these ranks, in this order, cannot hold the run's model with any cut.
 
     A card holds the weights, gradient and moments of its stage, and the activations of one sequence for each stage that
     follows. The host holds the outer state of all stages once, and the inner one of each rank without a card.
@@ -122,7 +122,7 @@ def check_team_memory(
     there = installed_memory() if installed_bytes is None else installed_bytes
     if needed > there:
         raise DeviceError(
-            f"The run's model has {whole:,} parameters, and a team of {ranks} ranks needs at least "
+            f"The run's model has {whole:,} parameters, and {ranks} ranks need at least "
             f"{needed / 1e9:.1f} GB of memory on this machine, which has {there / 1e9:.1f} GB.",
             "Use a machine with more memory, or join a run with a smaller model.",
         )

@@ -1,8 +1,7 @@
 """Weights of an export: streamed from a checkpoint into safetensors files, so that no model is ever whole in memory.
 
 A small model is one file, ``model.safetensors``. A larger one is ``model-00001-of-00002.safetensors`` and so on, with
-``model.safetensors.index.json``, as transformers writes and reads them. The files are the same whether one process or a
-team saved the checkpoint.
+``model.safetensors.index.json``, as transformers writes and reads them.
 """
 
 from __future__ import annotations

@@ -10,8 +10,6 @@
     HOME/events.jsonl        the event log, one JSON line per note
     HOME/checkpoints/        the last two checkpoints
     HOME/trained/            the weights when training ended, before the final gossip
-    HOME/whole/              the model of a team on several computers, when it last stopped
-    HOME/team.key            the key of such a team (peer.team.lan_leader)
     HOME/summary.json        the figures of the run (peer.session_recorder)
     HOME/settings.toml       what the owner allows (peer.owner.settings)
     HOME/files/              files that the run names by digest (p2ptrain.data.file_store)
@@ -86,7 +84,6 @@ class Home:
         self.peers = path / "peers.json"
         self.checkpoints = path / "checkpoints"
         self.trained = path / "trained"
-        self.whole = path / "whole"
         self.summary = path / "summary.json"
         self.contributions = path / "contributions.jsonl"
         self.files = FileStore(path / FILES_FOLDER)

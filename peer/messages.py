@@ -339,7 +339,6 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "settings refused": lambda f: (
         f"[owner] settings.toml is faulty and ignored: {_why(f)}; the previous settings stay in force"
     ),
-    "owner stumbled": lambda f: f"[owner] internal error in p2ptrain, which continues: {_why(f)}",
     "paused": lambda f: (
         f"[owner] paused: {_why(f)}; the weights stay in memory, and the swarm trains without this peer"
     ),
@@ -370,14 +369,6 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     ),
     "waiting for the leader": lambda f: f"[team] waiting for the leader at {f['leader']}",
     "team ended": lambda f: "[team] the run has ended; the leader has the model",
-    "rank failed": lambda f: (
-        f"[train] {f['device']} failed: {_why(f)}; this peer leaves the swarm, starts its ranks again, and returns"
-    ),
-    "ranks replaced": lambda f: f"[train] training goes on with new ranks from step {f['step']:,}",
-    "checkpoint kept": lambda f: (
-        "[save] stopped before its devices trained again; "
-        + ("no checkpoint had been saved" if f["step"] is None else f"the checkpoint of step {f['step']:,} is kept")
-    ),
     "p2pd died": lambda f: f"[peers] the network daemon died ({_why(f)}) and is restarted; training continues",
     "p2pd is back": lambda f: "[peers] the network daemon is running again",
 }

@@ -21,16 +21,6 @@ from p2ptrain.train.model import FlatModel, flat_model
 from peer.home import Home
 
 
-def load_model(home: Home, tokenizer_file: Path | None = None) -> tuple[FlatModel, Tokenizer]:
-    """Build the run's model on the CPU with the slow weights of the newest undamaged checkpoint, and its tokenizer.
-
-    Raises HomeError if there is none.
-    """
-    signed, stored = newest(home)
-    model = stored_model(signed, stored)
-    return model, run_tokenizer(home, signed, tokenizer_file)
-
-
 def newest(home: Home) -> tuple[SignedManifest, StoredTensors]:
     """Return a home's run and the tensors of its ``newest_checkpoint``. Raises HomeError if there is none."""
     signed, found = newest_checkpoint(home)
@@ -38,12 +28,12 @@ def newest(home: Home) -> tuple[SignedManifest, StoredTensors]:
 
 
 def newest_checkpoint(home: Home) -> tuple[SignedManifest, Checkpoint]:
-    """Return a home's run and its newest undamaged checkpoint, that of a team or of one process.
+    """Return a home's run and its newest undamaged checkpoint.
 
     Raises HomeError if there is none.
     """
     signed = home.load_manifest(None)
-    found = checkpoint.load_latest(_directory(home))
+    found = checkpoint.load_latest(home.checkpoints)
     if found.checkpoint is None and found.passed_over:
         torn = "; ".join(f"{each.path.name}: {each.reason}" for each in found.passed_over)
         raise HomeError(
@@ -58,14 +48,6 @@ def newest_checkpoint(home: Home) -> tuple[SignedManifest, Checkpoint]:
             "Name the home of a peer that has trained.",
         )
     return signed, found.checkpoint
-
-
-def _directory(home: Home) -> Path:
-    """Return the directory of the whole model's checkpoints; a team on several computers gathers it when it stops."""
-    with checkpoint.explained(lambda: home.checkpoints):
-        there = checkpoint.checkpoints_in(home.checkpoints)
-        is_part = bool(there) and checkpoint.part_of(there[max(there)]) is not None
-        return home.whole if is_part and checkpoint.checkpoints_in(home.whole) else home.checkpoints
 
 
 def run_tokenizer(home: Home, signed: SignedManifest, tokenizer_file: Path | None = None) -> Tokenizer:

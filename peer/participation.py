@@ -13,16 +13,13 @@ SOLO       trains                   p2pd and the DHT run; inbound exchanges are 
 PAUSED     is held                  p2pd and the DHT run; inbound exchanges are declined
 =========  =======================  ====================================================================================
 
-Several threads use ``Participation``: the trainer posts events, the owner's thread and a team's listener set the mode,
-under a lock, and the network loop runs ``live``. Each writes its own state before it reads the others', so that no
-change is missed.
+Everything runs in the node's loop, except ``post`` and ``turned``, which the training thread calls.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -44,13 +41,16 @@ class Mode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TrainerControl:
-    """Starts, holds and ends the trainer; safe from any thread."""
+    """Starts, holds and ends the training loop; safe from any thread."""
 
     signals: Signals
     wake: Callable[[], None]
+    trains: bool = True
+    """Whether there is a trainer; a node without one never begins."""
 
     def begin(self) -> None:
-        self.signals.begin.set()
+        if self.trains:
+            self.signals.begin.set()
         self.wake()
 
     def hold(self) -> None:
@@ -87,9 +87,7 @@ class Participation:
         self._new_core = new_core
         self._environment = replace(environment, begin_training=self._begin, conclude=self._conclude)
         self._control = control
-        self._mode = self._owners_mode = Mode.SWARM
-        self._setting_mode = threading.Lock()
-        self._is_absent = False
+        self._mode = Mode.SWARM
         self._gives = True
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed = asyncio.Event()
@@ -105,10 +103,8 @@ class Participation:
         self._phase = 0
         """Last outer step at which the trainer waited for partners."""
         self._leaving = False
-        self._has_ended = False
-        """Whether the last driver has ended; it stays for its figures."""
 
-    # --- any thread ---------------------------------------------------------------------------------------------------
+    # --- figures; any thread ------------------------------------------------------------------------------------------
 
     @property
     def state(self) -> str:
@@ -133,34 +129,9 @@ class Participation:
         core = self._core
         return self._past if core is None else self._past + core.counters
 
+    # --- the owner's policy -------------------------------------------------------------------------------------------
+
     def set_mode(self, mode: Mode) -> None:
-        """Set the mode, from the owner's thread."""
-        with self._setting_mode:
-            self._owners_mode = mode
-            self._pass_on_mode()
-
-    def leave(self) -> None:
-        """Leave the swarm as in a pause, because training has failed; from any thread."""
-        with self._setting_mode:
-            self._is_absent = True
-            self._pass_on_mode()
-
-    def come_back(self) -> None:
-        """Undo ``leave`` once training can go on, maybe at an earlier step; from the trainer thread."""
-        self._phase = 0
-        if not self._learner.ended:
-            self._ended = None
-        with self._setting_mode:
-            self._is_absent = False
-            self._pass_on_mode()
-
-    @property
-    def is_away(self) -> bool:
-        """Whether no driver runs, so that nothing is delivered."""
-        return self._driver is None or self._has_ended
-
-    def _pass_on_mode(self) -> None:
-        mode = Mode.PAUSED if self._is_absent else self._owners_mode
         if mode is self._mode:
             return
         self._mode = mode
@@ -169,19 +140,18 @@ class Participation:
         if mode is not Mode.SWARM and (driver := self._driver) is not None:
             self._is_recalled = True
             driver.post(LeaveRequested())
-        self._call(self._changed.set)
+        self._changed.set()
 
     def give(self, gives: bool) -> None:
-        """Set whether newcomers get our weights, from the owner's thread."""
+        """Set whether newcomers get our weights."""
         if gives is not self._gives:
             self._gives = gives
-            self._call(self._pass_on_giving)
+            self._pass_on_giving()
+
+    # --- the training thread ------------------------------------------------------------------------------------------
 
     def post(self, event: Event) -> None:
-        """Post an event to the current core, from the trainer thread.
-
-        Without a core, only events that end a wait matter.
-        """
+        """Post an event to the current core. Without one, only events that end a wait matter."""
         match event:
             case TrainingEnded():
                 self._ended = event
@@ -195,11 +165,11 @@ class Participation:
             self._call(self._changed.set)
 
     def turned(self) -> None:
-        """Signal the end of one turn of the trainer's loop, from the trainer thread."""
+        """Signal the end of one turn of the training loop."""
         if not self._turned.is_set():
             self._call(self._turned.set)
 
-    # --- the network's loop -------------------------------------------------------------------------------------------
+    # --- the life in the loop -----------------------------------------------------------------------------------------
 
     async def live(self) -> str:
         """Participate whenever the mode is SWARM, until there is nothing left to do; return why."""
@@ -215,10 +185,7 @@ class Participation:
             if self._mode is Mode.SWARM and not self._leaving:
                 if self._ended is not None:
                     driver.post(self._ended)
-                try:
-                    why = await driver.run()
-                finally:
-                    self._has_ended = self._leaving or self._is_over or not self._is_recalled
+                why = await driver.run()
                 if not self._is_recalled or self._leaving or self._is_over:
                     return why  # the core stays, for its state and counters
             self._driver = self._core = None
@@ -268,7 +235,6 @@ class Participation:
         self._control.conclude()
 
     def _pass_on_giving(self) -> None:
-        """Post the current setting, in the loop only, so that the last one wins."""
         if (driver := self._driver) is not None:
             driver.post(Giving(self._gives))
 

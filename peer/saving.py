@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from p2ptrain.base.daemon_thread import nap
 from p2ptrain.base.errors import HomeError, UserError
-from p2ptrain.checkpoint import CheckpointStore
+from p2ptrain.checkpoint import Checkpoints
 from p2ptrain.ports import Clock, Notebook
 from p2ptrain.train.tasks import PeerLearner
 
@@ -37,9 +38,9 @@ and a system that shuts down waits 90 s (systemd's DefaultTimeoutStopSec)."""
 
 @dataclass(slots=True)
 class CheckpointSaver:
-    """Saves checkpoints of one session. Runs in the trainer thread."""
+    """Saves checkpoints of one session. Runs in the training thread."""
 
-    checkpoints: CheckpointStore
+    checkpoints: Checkpoints
     learner: PeerLearner
     state: Callable[[], dict[str, Any]]
     """Returns what a checkpoint holds besides the learner's state."""
@@ -47,8 +48,8 @@ class CheckpointSaver:
     is_terminated: Callable[[], bool] = lambda: False
     """Whether a signal other than Ctrl+C stopped the peer."""
     clock: Clock = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-    """Sleeps between retries; a signal handler may raise out of it."""
+    sleep: Callable[[float], None] = nap
+    """Sleeps between retries; an interrupt may raise out of it."""
     _next: float = 0.0
     _saved: int | None = None
     """``learner.changes`` at the last save of this session."""
@@ -108,16 +109,12 @@ class CheckpointSaver:
             self.notebook.note("not saved", what="a checkpoint", why=reason_of(error))
 
     def save(self) -> int:
-        """Save a checkpoint; return its size in bytes, that of all ranks. Raises HomeError."""
+        """Save a checkpoint; return its size in bytes. Raises HomeError."""
         tensors, numbers = self.learner.state_dict()
         path = self.checkpoints.save(tensors, {**self.state(), **numbers})
         self._saved, self._saved_at, self._unsaved_since = self.learner.changes, time.monotonic(), None
         self.notebook.note("saved", path=str(path))
         return sum(file.stat().st_size for file in path.iterdir())
-
-    def state_to_save(self) -> dict[str, Any]:
-        """Return what a checkpoint holds besides its tensors."""
-        return {**self.state(), **self.learner.state_dict()[1]}
 
     def insist(self, what: str, write: Callable[[], object]) -> None:
         """Retry ``write`` for ``LAST_PATIENCE_S``, or ``TERMINATED_PATIENCE_S``. Raises HomeError after that."""

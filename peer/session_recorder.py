@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any, Protocol
@@ -15,12 +15,13 @@ from p2ptrain import checkpoint
 from p2ptrain.base.clock import wall
 from p2ptrain.base.errors import HomeError
 from p2ptrain.base.ids import PeerId, RunId
-from p2ptrain.checkpoint import CheckpointStore
+from p2ptrain.checkpoint import Checkpoints
 from p2ptrain.data.corpus import Corpus
 from p2ptrain.data.split import HELD_OUT_TOKENS
 from p2ptrain.ports import Clock, Notebook
-from p2ptrain.swarm import Counters
+from p2ptrain.swarm import Counters, keeping
 from p2ptrain.train.evaluate import NOT_READ, GoesOn, HeldOutLoss, tokens_to_read
+from p2ptrain.train.loop import Hooks
 from p2ptrain.train.tasks import PeerLearner, PeerTask
 from peer.home import Home
 from peer.saving import CheckpointSaver, reason_of
@@ -56,7 +57,7 @@ median drifts in long sessions."""
 
 
 class CompilerView(Protocol):
-    """What the owner sees of the compilation: of ``BackgroundCompiler``, or of all ranks of a team."""
+    """What the owner sees of the compilation: of ``BackgroundCompiler``."""
 
     @property
     def state(self) -> str: ...
@@ -67,7 +68,7 @@ class SessionRecorder:
     """Writes notes and the summary of one session, and has checkpoints saved. Runs in the trainer thread."""
 
     home: Home
-    checkpoints: CheckpointStore
+    checkpoints: Checkpoints
     me: PeerId
     run: RunId
     nickname: str
@@ -86,8 +87,6 @@ class SessionRecorder:
     """Seconds of training in earlier sessions until that checkpoint."""
     sampler: Callable[[], str] | None = None
     """Returns a sample text of the model; empty: none at this look."""
-    gather: Callable[[Mapping[str, Any]], object] | None = None
-    """Writes the whole model with a checkpoint's state; None: the checkpoints hold it."""
     is_watched: Callable[[], bool] = lambda: False
     on_outer_step: Callable[[], None] = lambda: None
     """Called after each outer step."""
@@ -97,8 +96,8 @@ class SessionRecorder:
     is_stopping: Callable[[], bool] = lambda: False
     """Whether the owner stopped the peer."""
     compiler: CompilerView | None = None
-    trained: CheckpointStore | None = None
-    """Where a team saves its weights when training ends; None: this process saves them alone."""
+    keeps: frozenset[int] | None = None
+    """Fragments of a node without a trainer, a keeper."""
     first_loss: HeldOutLoss | None = None
     last_loss: HeldOutLoss = NOT_READ
     why: str = ""
@@ -136,6 +135,9 @@ class SessionRecorder:
 
     def begin(self) -> None:
         """Start the session, before its first inner step: read the held-out loss and note the start."""
+        if self.keeps is not None:
+            self._begin_to_keep(self.keeps)
+            return
         self._before = self._last_summary()
         if self.learner.ended:
             self.ended_at = self._before.get("ended_at")
@@ -159,6 +161,36 @@ class SessionRecorder:
             **self._loss_fields(),
             progress=self.learner.progress,
             **({"ended": True, "seconds": self.last_exchanges_s} if self.learner.ended else {}),
+        )
+
+    def _begin_to_keep(self, keeps: frozenset[int]) -> None:
+        sizes = self.learner.payloads.weight_sizes()
+        self.saver.begin(is_saved=True)
+        self.notebook.note(
+            "keeping",
+            fragments=keeping.words(keeps),
+            of=len(sizes),
+            size_bytes=sum(sizes[each] for each in keeps),
+            progress=self.learner.progress,
+        )
+
+    def hooks(self, turned: Callable[[], None]) -> Hooks:
+        """Return what the training loop calls; ``turned`` as there."""
+
+        def kept() -> None:
+            turned()
+            if not self.saver.is_saved:
+                self.saver.save_if_due()
+
+        return Hooks(
+            self.inner_step_done,
+            self.outer_step_done,
+            self.training_ended,
+            self.held,
+            turned if self.keeps is None else kept,
+            self.leaving,
+            self.conclude,
+            lambda: self.saver.is_due,
         )
 
     def inner_step_done(self) -> None:
@@ -207,17 +239,6 @@ class SessionRecorder:
             self.throughput.go_on(self.learner.tokens)
             self.notebook.note("goes on", step=self.learner.step, tokens=self.learner.tokens)
 
-    def interrupted(self) -> None:
-        """Record that training has failed; nothing can be saved or read until ``recovered``."""
-        self.throughput.rest()
-        self.drift.rest()
-
-    def recovered(self) -> None:
-        """Record that training goes on from a checkpoint."""
-        self.is_reading = False
-        self.throughput.go_on(self.learner.tokens)
-        self.saver.begin()
-
     def leaving(self) -> None:
         """Save before the goodbye, during which the owner may kill the process."""
         if not self.saver.is_saved:
@@ -249,10 +270,7 @@ class SessionRecorder:
         self.notebook.note("trained", progress=self.learner.progress, cpu_s=self._cpu_s)
         slow = {"slow": self.learner.state_dict()[0]["slow"]}
         try:
-            if self.trained is None:
-                checkpoint.save(self.home.trained, slow, self._state())
-            else:
-                self.trained.save(slow, self._state())
+            checkpoint.save(self.home.trained, slow, self._state())
         except HomeError as error:
             self.notebook.note(
                 "not saved", what="the weights at the end of training", why=error.problem.removesuffix(".")
@@ -271,15 +289,13 @@ class SessionRecorder:
             self._stop_the_clock()  # retries on a full disk are not training
         if not self.saver.is_saved:
             self.saver.insist("the last checkpoint", self.saver.save)
-        if (gather := self.gather) is not None and self.learner.step:
-            self.saver.insist("the whole model", lambda: gather(self.saver.state_to_save()))
         if not self.learner.ended or self.is_stopping():
             self._evaluate(patience_s=HASTE_S)
         else:
             self.is_reading = True
             self._evaluate(patience_s=math.inf, goes_on=self._reads_on)
             self.is_reading = False
-        if self.learner.ended or self.learner.step:  # else export would write untrained weights
+        if self.corpus is not None and (self.learner.ended or self.learner.step):  # else there is nothing to export
             self.notebook.note("final loss", **self._loss_fields(), progress=self.learner.progress)
         if (tokens := max(self.learner.tokens - self.home.foreign_tokens(), 0)) and self.learner.progress >= tokens:
             exchanges = self.counted().exchanges_ok
@@ -345,6 +361,7 @@ class SessionRecorder:
             "exchanges_failed": counters.exchanges_failed,
             "unsaved_s": self.saver.unsaved_s,
             "blocked_share": (learner.blocked_s - self._blocked_at_start_s) / max(self._elapsed_s, 1e-9),
+            **({} if self.keeps is None else {"keeps": keeping.words(self.keeps)}),
         }
 
     def counted(self) -> Counters:
@@ -386,6 +403,19 @@ class SessionRecorder:
             "ended_at": self.ended_at,
             "why": self.why,
             **earlier,
+            **self._keeper_fields(),
+        }
+
+    def _keeper_fields(self) -> dict[str, Any]:
+        if self.keeps is None:
+            return {}
+        counters = self.counted()
+        return {
+            "keeps": keeping.words(self.keeps),
+            "progress": self.learner.progress,
+            "pulls": counters.pulls,
+            "donations": counters.donations,
+            "val_loss_last": None,  # JSON has no NaN
         }
 
     def _longest_stall(self) -> float | None:

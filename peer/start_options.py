@@ -14,7 +14,7 @@ from peer.owner.settings import MAX_STAGES, Settings, device_name, nickname_text
 from peer.trackers import tracker_name
 
 MOST_RANKS = 256
-"""Maximum of ``--team``, as ``team.turn.MOST_RANKS``."""
+"""Maximum of ``--team``."""
 
 SETTING_OF = {
     "device": "device",

@@ -15,7 +15,7 @@ from click import ClickException
 from click.testing import CliRunner
 
 from bench import __main__ as bench
-from bench import card, goodput_line, large_team, team_pipeline
+from bench import card, goodput_line
 from bench.goodput_line import LineCase, figures, measure
 from bench.table import _ROWS, FIGURES, rows
 
@@ -68,29 +68,6 @@ def test_an_exchange_and_bare_tcp_have_their_turns_on_lines_near_and_far() -> No
     assert list(found["by_delay_ms"]) == ["0", "10"]
     for each in found["by_delay_ms"].values():
         assert all(0 < share < 1.2 for share in each.values() if share != each["of_tcp"])
-
-
-@pytest.mark.lab
-@pytest.mark.net
-def test_a_team_saves_resumes_and_exports_what_it_trained(tmp_path: Path) -> None:
-    """Check the script on a model of 126,000 parameters; the published figures are of one of a billion."""
-    out = tmp_path / "out"
-    done = CliRunner().invoke(large_team.main, ["--layers", "2", "--width", "64", "--mapped", "--out", str(out)])
-    assert done.exit_code == 0, done.output
-    report = json.loads((out / "report.json").read_text())
-    losses = {each["loss"] for each in report["train"]["processes"]}
-    assert len(losses) == 1
-    assert report["resume"]["is_bitwise"] is True
-    assert report["export"]["processes"][0]["files"] == ["config.json", "model.safetensors"]
-    assert report["load"]["processes"][0]["differ"] == []
-
-
-@pytest.mark.lab
-@pytest.mark.net
-def test_a_team_and_one_process_have_their_turns() -> None:
-    done = CliRunner().invoke(team_pipeline.main, ["box", "--pairs", "2"])
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["ratio"] > 0
 
 
 class Browser:

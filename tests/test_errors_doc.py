@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 ERRORS = (ROOT / "docs/ERRORS.md").read_text(encoding="utf-8")
 TREES = {
     path: ast.parse(path.read_text(encoding="utf-8"))
-    for package in ("p2ptrain", "peer", "bootstrap", "lab")
+    for package in ("p2ptrain", "peer", "bootstrap", "lab", "sim")
     for path in sorted((ROOT / package).rglob("*.py"))
 }
 SCRIPTS = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "docker").glob("*.sh"))]

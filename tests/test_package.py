@@ -19,7 +19,7 @@ import pytest
 from packaging.requirements import Requirement
 from swarm import Swarm
 
-from p2ptrain.cli import END_PYTHON, MIN_PYTHON
+from p2ptrain.cli import END_PYTHON, EXIT_USER_ERROR, MIN_PYTHON
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("p2ptrain", "peer", "bootstrap")
@@ -47,7 +47,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the wheel from a copy of its sources, as a build in the clone leaves files there."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
-    for name in (*PACKAGES, "docs", "bench/scenarios"):
+    for name in (*PACKAGES, "docs"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for pattern in ("*.md", "setup.*", "pyproject.toml", "LICENSE", "NOTICE"):
         for file in ROOT.glob(pattern):
@@ -65,7 +65,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(installed: Path, cwd: Path, *arguments: str) -> str:
-    """Run ``p2ptrain`` as installed, and return what it prints."""
+    """Run ``p2ptrain`` as installed, and return what it prints. Raises CalledProcessError."""
     return subprocess.run(
         [sys.executable, "-P", "-m", "p2ptrain.cli", *arguments],
         env=os.environ | {"PYTHONPATH": str(installed)},
@@ -137,7 +137,6 @@ def test_documents_that_the_product_names_are_installed(installed: Path, tmp_pat
     named |= {f"docs/{name}" for text in sources for name in re.findall(r"\bdocument\(['\"](\w+\.md)", text)}
     assert {"docs/DATA.md", "docs/SECURITY.md"} <= named
     assert [name for name in sorted(named) if not (folder / name).is_file()] == []
-    assert (folder / "bench" / "scenarios" / "home_lines.toml").is_file()
 
 
 def test_links_of_installed_documents_lead_to_installed_documents(installed: Path, tmp_path: Path) -> None:
@@ -154,6 +153,16 @@ def test_links_of_installed_documents_lead_to_installed_documents(installed: Pat
 def test_a_run_begins_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     run(installed, tmp_path, "init", "my-run")
     assert "Signed: run" in run(installed, tmp_path, "sign", "my-run")
+
+
+def test_what_needs_a_clone_says_so(installed: Path, tmp_path: Path) -> None:
+    for arguments in (["simulate", "it.toml"], ["simulate", "--help"], ["testnet", "--scenario", "it.toml"]):
+        with pytest.raises(subprocess.CalledProcessError) as failed:
+            run(installed, tmp_path, *arguments)
+        assert failed.value.returncode == EXIT_USER_ERROR
+        assert "needs a clone of the repository" in failed.value.stderr
+        assert "make install" in failed.value.stderr
+        assert len(failed.value.stderr.splitlines()) == 2
 
 
 @pytest.mark.net

@@ -25,7 +25,7 @@ CONVERTED = (
     "p2ptrain/net",
     "p2ptrain/outer",
     "p2ptrain/page",
-    "p2ptrain/sim",
+    "sim",
     "p2ptrain/swarm",
     "p2ptrain/train",
     "peer/*.py",

@@ -65,7 +65,7 @@ class CellSetting:
     liars: int = 0
     """Number of adversarial peers among ``peers``."""
     lie: str = ""
-    """What they do (``p2ptrain.sim.scenario.Lie``)."""
+    """What they do (``sim.scenario.Lie``)."""
 
     def key(self) -> dict[str, Any]:
         """Fields that differ from the central setting, as files and tables name the setting."""

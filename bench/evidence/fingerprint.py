@@ -16,7 +16,7 @@ SOURCES = (
     "p2ptrain/codec",
     "p2ptrain/data",
     "p2ptrain/outer",
-    "p2ptrain/sim",
+    "sim",
     "p2ptrain/swarm",
     "p2ptrain/train",
     "p2ptrain/framing.py",

@@ -25,7 +25,7 @@ from bench.cost import (
     utilization,
 )
 from bench.evidence.layout import Entry, PublishedFigure
-from p2ptrain.outer.policy import straggler_inner_steps
+from sim.straggler import straggler_inner_steps
 
 STEP_TOKENS = 65_536
 """Tokens of one peer's inner step. Inferred: with one A100 at 40 % it reproduces both percentages of DiLoCo."""

@@ -259,8 +259,8 @@ def simulated(wanted: Mapping[str, Any]) -> Mapping[str, Any]:
     # Imported here, so that a command that simulates nothing does not load torch.
     import torch
 
-    from p2ptrain.sim.scenario import Scenario
-    from p2ptrain.sim.simulate import simulate
+    from sim.scenario import Scenario
+    from sim.simulate import simulate
 
     torch.set_num_threads(1)
     report: Mapping[str, Any] = simulate(Scenario.model_validate(wanted), device="cpu").model_dump(mode="json")

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.evidence.cells import CENTRAL, Cell, CellSetting, Choice
 from p2ptrain.recipes import RECIPES
-from p2ptrain.sim.learning import LanguageModelLearner
+from sim.learning import LanguageModelLearner
 
 SMALL: Mapping[str, Any] = {"sequence_length": 64, "sequences_per_step": 2, "curve_sequences": 64}
 LARGE: Mapping[str, Any] = {
@@ -25,7 +25,7 @@ MODELS: Mapping[str, LanguageModelLearner] = {
 3.3M. Curves are compared with each other alone, on the same sequences, so few are enough."""
 
 HELD_OUT_TOKENS = 270_000
-"""Size of a held-out part (``p2ptrain.sim.lm.text``), which the last point of each peer's curve uses."""
+"""Size of a held-out part (``sim.lm.text``), which the last point of each peer's curve uses."""
 
 STEP_S = 1.0
 """Simulated seconds of an inner step of the slowest computer. Only ratios to it matter."""

@@ -76,10 +76,10 @@ def simulated_briefly(wanted: Mapping[str, Any]) -> dict[str, Any]:
     # Imported here, so that a command that simulates nothing does not load torch.
     import torch
 
-    from p2ptrain.sim.observer import figures
-    from p2ptrain.sim.scenario import Scenario
-    from p2ptrain.sim.simulate import begin
-    from p2ptrain.sim.simulation import Simulation
+    from sim.observer import figures
+    from sim.scenario import Scenario
+    from sim.simulate import begin
+    from sim.simulation import Simulation
 
     torch.set_num_threads(1)
     simulation = begin(Scenario.model_validate(wanted))

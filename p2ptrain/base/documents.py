@@ -1,4 +1,4 @@
-"""Place of the documents and example scenarios: the clone, or what the wheel installed under ``share/doc/p2ptrain``."""
+"""Place of the documents: the clone, or what the wheel installed under ``share/doc/p2ptrain``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ CLONE = Path(__file__).parents[2]
 
 
 def documents() -> Path | None:
-    """Return the directory that has README.md, ``docs`` and ``bench/scenarios``; None if they are not installed."""
+    """Return the directory that has README.md and ``docs``; None if they are not installed."""
     if (CLONE / "docs" / "INSTALL.md").is_file():
         return CLONE
     try:

@@ -77,25 +77,6 @@ class NetworkError(P2pTrainError):
     """The network failed or a deadline passed. The exchange is dropped; training continues."""
 
 
-class TeamError(P2pTrainError):
-    """A collective of this peer's ranks failed: a rank died, froze or ran out of memory.
-
-    The ranks may have made different steps. They resume from a checkpoint in a new group.
-
-    Args:
-        collective: name of what the ranks did together.
-        reason: what this rank noticed.
-    """
-
-    def __init__(self, collective: str, reason: str) -> None:
-        super().__init__(f"{collective}: {reason}")
-        self.collective = collective
-
-
-class TeamMemoryError(TeamError):
-    """This rank ran out of memory within a collective; a smaller micro-batch may fit."""
-
-
 class TrainerAwayError(P2pTrainError):
     """There is no trainer at this moment; another one is being started.
 

@@ -1,12 +1,18 @@
-"""Imports of large libraries, which take seconds: faster, and with a Ctrl+C that works meanwhile."""
+"""Imports of large libraries, faster and with a Ctrl+C that works, and of packages that only a clone has."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import signal
+import sys
 import threading
 from collections.abc import Iterator
+from types import ModuleType
+
+from p2ptrain.base.documents import CLONE
+from p2ptrain.base.errors import UserError
 
 
 @contextlib.contextmanager
@@ -43,3 +49,18 @@ def command_imports() -> Iterator[None]:
     finally:
         if is_ours:
             signal.signal(signal.SIGINT, before)
+
+
+def package_of_clone(name: str, needed_by: str) -> ModuleType:
+    """Import a package, ``lab`` or ``sim``, from the clone that this module is part of.
+
+    Raises UserError if there is no clone: the installed package has neither.
+    """
+    if not (CLONE / name / "__init__.py").is_file():
+        raise UserError(
+            f"{needed_by} needs a clone of the repository: the installed package does not contain {name}/.",
+            "Clone the repository, run `make install` in it, and use its .venv/bin/p2ptrain.",
+        )
+    if str(CLONE) not in sys.path:
+        sys.path.insert(0, str(CLONE))
+    return importlib.import_module(name)

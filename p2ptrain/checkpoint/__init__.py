@@ -6,9 +6,6 @@ temporary name, every file is flushed to the disk, and then it is renamed: a cra
 earlier checkpoints unchanged. Loading checks the digests and falls back to the previous checkpoint if the newest is
 corrupt; the last two are kept for that.
 
-The ranks of a team write one file each, ``tensors-00001-of-00002.safetensors``, with their parts of the flat vectors.
-The files in order hold what one process would have saved, so that any number of ranks, or one process, resumes it.
-
 A checkpoint is torn if its content differs from what was written. One that cannot be read may still be whole (a disk
 that comes back, a newer p2ptrain). Then nothing is loaded, because continuing from an older checkpoint would eventually
 remove it.
@@ -19,28 +16,20 @@ home is locked.
 """
 
 from p2ptrain.checkpoint.store import (
-    ALONE,
     TORN,
     Checkpoint,
     Checkpoints,
-    CheckpointStore,
     Found,
-    PartRecord,
-    Share,
     Torn,
     checkpoints_in,
     explained,
     load,
     load_latest,
-    part_of,
     save,
-    write_part,
-    write_whole,
 )
 from p2ptrain.checkpoint.tensor_files import (
     PIECE_ELEMENTS,
     StoredTensors,
-    VectorRange,
     parts,
     pieces_of,
     plainly,
@@ -49,29 +38,21 @@ from p2ptrain.checkpoint.tensor_files import (
 )
 
 __all__ = [
-    "ALONE",
     "PIECE_ELEMENTS",
     "TORN",
     "Checkpoint",
-    "CheckpointStore",
     "Checkpoints",
     "Found",
-    "PartRecord",
-    "Share",
     "StoredTensors",
     "Torn",
-    "VectorRange",
     "checkpoints_in",
     "explained",
     "load",
     "load_latest",
-    "part_of",
     "parts",
     "pieces_of",
     "plainly",
     "save",
     "system_error",
-    "write_part",
     "write_streamed",
-    "write_whole",
 ]

@@ -7,72 +7,39 @@ import errno
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from blake3 import blake3
 from safetensors import SafetensorError
 
 import p2ptrain
 from p2ptrain.base import files
 from p2ptrain.base.errors import HomeError
-from p2ptrain.checkpoint.tensor_files import (
-    StoredTensors,
-    VectorRange,
-    file_digest,
-    plainly,
-    write_streamed,
-    write_tensors,
-)
+from p2ptrain.base.text import command_line
+from p2ptrain.checkpoint.tensor_files import StoredTensors, file_digest, plainly, write_tensors
 
 if TYPE_CHECKING:
     from p2ptrain.ports import Saved
 
-FORMAT, TEAM_FORMAT, PART_FORMAT = 1, 2, 3
-"""Versions of the layout: with one file of tensors, with several, and with the files of one computer of a team whose
-other computers have the others. No others are read."""
+FORMAT = 1
+"""Version of the layout. No others are read."""
+OLD_TEAM_FORMATS = (2, 3)
+"""Versions with a file of tensors for each rank, of all ranks or of one computer's (``peer.old_team``)."""
 
 KEPT = 2
 """Checkpoints kept: the newest, and the previous one in case the newest is torn."""
 
 TENSORS = "tensors.safetensors"
 STATE = "state.json"
-_RESERVED = frozenset({"format", "versions", "files", "digest", "part"})
+RESERVED = frozenset({"format", "versions", "files", "digest", "part"})
 _NAME = re.compile(r"step-(\d{8,})")
 _TEMPORARY_PREFIX = ".writing-"
 _REPLACED_PREFIX = f"{_TEMPORARY_PREFIX}replaced-"
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What one of several ranks does with a checkpoint that all of them load or save together."""
-
-    rank: int
-    ranks: int
-    vector_range: VectorRange | None = None
-    """Part of the flat vectors that the rank reads; None: whole ones."""
-
-    @property
-    def file(self) -> str:
-        """Name of the file that the rank writes."""
-        return TENSORS if self.ranks == 1 else f"tensors-{self.rank + 1:05}-of-{self.ranks:05}.safetensors"
-
-
-class PartRecord(TypedDict):
-    """What one computer of a team keeps: elements of the flat vectors, and the first block of each rank."""
-
-    begin: int
-    end: int
-    total: int
-    starts: list[int]
-
-
-ALONE = Share(0, 1)
-"""Share of a process that loads and saves alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +70,6 @@ class Found(NamedTuple):
     passed_over: tuple[Torn, ...]
 
 
-class CheckpointStore(Protocol):
-    """Checkpoints of one session: ``Checkpoints``, or those of a team as its leader sees them."""
-
-    @property
-    def digest(self) -> str | None:
-        """Digest of the tensors that were loaded or saved last."""
-
-    def load_latest(self) -> Found: ...
-
-    def save(self, tensors: Mapping[str, Saved], state: Mapping[str, Any]) -> Path: ...
-
-
 class Checkpoints:
     """Checkpoints of one directory within one session; removes only those that the session knows or replaces.
 
@@ -132,19 +87,15 @@ class Checkpoints:
     def load_latest(self) -> Found:
         """Load the newest whole checkpoint and remember which ones exist. Raises HomeError as ``load_latest`` does."""
         found, there = _look(self._directory)
-        self.know(found, there)
-        return found
-
-    def know(self, found: Found, there: set[int]) -> None:
-        """Remember the checkpoints that exist, by step, and what was found of them."""
         self._torn = {_step(each.path) for each in found.passed_over}
         self._whole = there - self._torn
-        self.digest = None if found.checkpoint is None else _tensors_digest(found.checkpoint.state["files"])
+        self.digest = None if found.checkpoint is None else found.checkpoint.state["files"][TENSORS]
+        return found
 
     def save(
         self,
         tensors: Mapping[str, Saved],  # any device; may share memory
-        state: Mapping[str, Any],  # JSON values; "step", an int, names the checkpoint; _RESERVED names are not allowed
+        state: Mapping[str, Any],  # JSON values; "step", an int, names the checkpoint; RESERVED names are not allowed
     ) -> Path:
         """Write a checkpoint; of the known ones, remove the torn ones and all but the last two.
 
@@ -153,35 +104,18 @@ class Checkpoints:
         Raises:
             HomeError: the disk is full or the directory cannot be written. Earlier checkpoints remain.
         """
-        if clash := _RESERVED & state.keys():
+        if clash := RESERVED & state.keys():
             raise ValueError(f"a checkpoint's state may not hold {sorted(clash)}")
-        step = state["step"]
-        self.prepare(step)
-        with self.cleaned(step):
-            digest = write_part(self._directory, step, ALONE, tensors)
-        return self.conclude(state, {TENSORS: digest})
-
-    def prepare(self, step: int) -> None:
-        """Create the temporary directory of a checkpoint, for ``write_part``. Raises HomeError as ``save``."""
-        with self.cleaned(step):
-            self._directory.mkdir(parents=True, exist_ok=True)
-            _put_back(self._directory)
-            _remove_leftovers(self._directory)
-            _temporary(self._directory, step).mkdir(exist_ok=True)  # a leftover that could not be removed
-
-    def conclude(self, state: Mapping[str, Any], digests: Mapping[str, str], part: PartRecord | None = None) -> Path:
-        """Make a checkpoint durable once its files of tensors are: one rename shows it. Raises HomeError as ``save``.
-
-        Args:
-            state: as for ``save``.
-            digests: of each file of tensors, in the order of the parts.
-            part: which part of the flat vectors the files hold; None: all.
-        """
         directory, step = self._directory, state["step"]
-        target = directory / f"step-{step:08d}"
-        temporary = _temporary(directory, step)
-        with self.cleaned(step):
-            _write_state(temporary, state, digests, part)
+        target, temporary = directory / f"step-{step:08d}", directory / f"{_TEMPORARY_PREFIX}step-{step:08d}"
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            _put_back(directory)
+            _remove_leftovers(directory)
+            temporary.mkdir(exist_ok=True)  # a leftover that could not be removed
+            digest = write_tensors(temporary / TENSORS, tensors)
+            files.sync(temporary / TENSORS)
+            _write_state(temporary, state, digest)
             if target.exists():
                 target.rename(directory / f"{_REPLACED_PREFIX}{target.name}")
             temporary.rename(target)
@@ -190,23 +124,16 @@ class Checkpoints:
             files.sync(directory)
             self._prune(step)
             _remove_leftovers(directory)
-        self.digest = _tensors_digest(digests)
-        return target
-
-    @contextlib.contextmanager
-    def cleaned(self, step: int) -> Iterator[None]:
-        """Undo an unfinished checkpoint where writing it fails in this block, and raise HomeError."""
-        directory = self._directory
-        try:
-            yield
         except OSError as error:
             with contextlib.suppress(OSError):
                 _put_back(directory)
-            shutil.rmtree(_temporary(directory, step), ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
             raise HomeError(
                 f"{directory} cannot be written: {plainly(error)}.",
                 f"{files.remedy(error, '')} Earlier checkpoints are unchanged.",
             ) from error
+        self.digest = digest
+        return target
 
     def _prune(self, step: int) -> None:
         """Make leftovers of all known checkpoints but the one of ``step`` and the newest whole one before it."""
@@ -261,34 +188,12 @@ def explained(path: Callable[[], Path]) -> Iterator[None]:
         ) from error
 
 
-def write_part(directory: Path, step: int, share: Share, tensors: Mapping[str, Saved]) -> str:
-    """Write a rank's file of a checkpoint that is prepared; return its digest. Raises OSError."""
-    path = _temporary(directory, step) / share.file
-    digest = write_tensors(path, tensors)
-    files.sync(path)
-    return digest
-
-
-def write_whole(directory: Path, step: int, name: str, length: int, pieces: Iterator[memoryview]) -> str:
-    """Write the file of a prepared checkpoint with one fp32 vector that comes in pieces; return its digest.
-
-    Raises OSError.
-    """
-    path = _temporary(directory, step) / TENSORS
-    digest = write_streamed(path, {name: [length]}, {name: torch.float32}, {name: pieces})
-    files.sync(path)
-    return digest
-
-
-def _write_state(
-    directory: Path, state: Mapping[str, Any], digests: Mapping[str, str], part: PartRecord | None
-) -> None:
+def _write_state(directory: Path, state: Mapping[str, Any], digest: str) -> None:
     document = {
         **state,
-        **({} if part is None else {"part": part}),
-        "format": PART_FORMAT if part is not None else FORMAT if len(digests) == 1 else TEAM_FORMAT,
+        "format": FORMAT,
         "versions": {"p2ptrain": p2ptrain.__version__, "torch": metadata.version("torch")},
-        "files": dict(digests),
+        "files": {TENSORS: digest},
     }
     document["digest"] = _document_digest(document)
     (directory / STATE).write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
@@ -300,73 +205,46 @@ TORN = (ValueError, KeyError, TypeError)
 """What ``load`` raises for a torn checkpoint."""
 
 
-def load(path: Path, share: Share = ALONE) -> Checkpoint:
-    """Load one checkpoint; of several ranks each checks other files.
+def load(path: Path) -> Checkpoint:
+    """Load one checkpoint. Raises ``TORN`` if it is torn, OSError and HomeError if it may be whole."""
+    document = checked_document(path, (FORMAT,))
+    try:
+        return Checkpoint(path, StoredTensors(path / TENSORS), document)
+    except SafetensorError as error:  # not torn: its digest is correct
+        raise OSError(str(error)) from error
 
-    Raises ``TORN`` if it is torn, OSError and HomeError if it may be whole.
-    """
+
+def checked_document(path: Path, formats: Sequence[int]) -> dict[str, Any]:
+    """Return the state of a checkpoint of these formats, its digests verified. Raises as ``load``."""
     try:
         document = json.loads((path / STATE).read_text(encoding="utf-8"))
         if not isinstance(document, dict):
             raise ValueError(f"{STATE} is not a JSON object")
-        found = document.get("format", FORMAT)
-        if found not in (
-            FORMAT,
-            TEAM_FORMAT,
-            PART_FORMAT,
-        ):  # before the digest, which another format may compute differently
-            raise HomeError(
-                f"The checkpoint {path} has format {found}, but this p2ptrain reads only formats {FORMAT} to "
-                f"{PART_FORMAT}.",
-                "Update p2ptrain, or move the checkpoint away to resume from an earlier one or the swarm's weights.",
-            )
+        if document.get("format", FORMAT) not in formats:  # before the digest, which another may compute differently
+            raise _other_format(path, document["format"])
         if document.pop("digest", None) != _document_digest(document):
             raise ValueError(f"{STATE} does not match its digest")
-        window = _within(path, share.vector_range, document.get("part"))
-        paths = [path / name for name in sorted(document["files"])]
-        for each in paths:
-            each.stat()
-        for own in paths[share.rank :: share.ranks]:
-            if file_digest(own) != document["files"][own.name]:
-                raise ValueError(f"{own.name} does not match its digest")
+        for name, digest in document["files"].items():
+            if file_digest(path / name) != digest:
+                raise ValueError(f"{name} does not match its digest")
     except FileNotFoundError as error:
         raise ValueError(f"{STATE} or a file of tensors is missing") from error
-    try:
-        return Checkpoint(path, StoredTensors(paths, window), document)
-    except SafetensorError as error:  # not torn: its digest is correct, or another rank finds that it is not
-        raise OSError(str(error)) from error
+    return document
 
 
-def _within(path: Path, wanted: VectorRange | None, part: PartRecord | None) -> VectorRange | None:
-    """Return where the wanted part of the flat vectors lies in the files. Raises ValueError and HomeError."""
-    if part is None:
-        return wanted
-    begin, end, total = part["begin"], part["end"], part["total"]
-    if wanted is None:
-        raise HomeError(
-            f"The checkpoint {path} holds only a part of the model: the other computers of this team have the rest.",
-            "Start the leader with --team and let it stop or reach the run's end; it then gathers the whole model.",
+def _other_format(path: Path, found: object) -> HomeError:
+    if found == FORMAT:
+        return HomeError(f"The checkpoint {path} is whole in one file.", "Start its peer: there is nothing to convert.")
+    if found in OLD_TEAM_FORMATS:
+        command = command_line(sys.executable, "-P", "-m", "peer.old_team", path.absolute().parent.parent)
+        return HomeError(
+            f"The checkpoint {path} is of several devices, each with a file, as earlier versions saved it.",
+            f"Convert it with the following command; name the homes of p2ptrain rank after it, if there are: {command}",
         )
-    if wanted.total != total or not begin <= wanted.begin <= wanted.end <= end:
-        raise ValueError("another part of the model is there")
-    return VectorRange(wanted.begin - begin, wanted.end - begin, end - begin)
-
-
-def part_of(path: Path) -> PartRecord | None:
-    """Return which part of the model a checkpoint holds; None: all, or it is torn. Raises OSError."""
-    try:
-        document = json.loads((path / STATE).read_text(encoding="utf-8"))
-        part = document["part"]
-        starts = [int(each) for each in part["starts"]]
-        return PartRecord(begin=int(part["begin"]), end=int(part["end"]), total=int(part["total"]), starts=starts)
-    except (*TORN, FileNotFoundError):
-        return None
-
-
-def _tensors_digest(digests: Mapping[str, str]) -> str:
-    """Return one digest of all files of tensors, that of the file if there is one."""
-    each = [digests[name] for name in sorted(digests)]
-    return each[0] if len(each) == 1 else blake3("".join(each).encode()).hexdigest()
+    return HomeError(
+        f"The checkpoint {path} has format {found}, but this p2ptrain reads only format {FORMAT}.",
+        "Update p2ptrain, or move the checkpoint away to resume from an earlier one or the swarm's weights.",
+    )
 
 
 def _document_digest(document: Mapping[str, Any]) -> str:
@@ -386,11 +264,6 @@ def checkpoints_in(directory: Path) -> dict[int, Path]:
 
 def _step(path: Path) -> int:
     return int(path.name.rpartition("-")[2])
-
-
-def _temporary(directory: Path, step: int) -> Path:
-    """Return where a checkpoint is written before it has its name."""
-    return directory / f"{_TEMPORARY_PREFIX}step-{step:08d}"
 
 
 def _put_back(directory: Path) -> None:

@@ -9,7 +9,6 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,82 +94,40 @@ def file_digest(path: Path) -> str:
     return blake3().update_mmap(path).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class VectorRange:
-    """Part of the flat vectors that one rank reads."""
-
-    begin: int
-    end: int
-    total: int
-    """Elements of a whole flat vector."""
-
-
 class StoredTensors(Mapping[str, Tensor]):
-    """Tensors of a checkpoint, each read when it is asked for, so that they are never all in memory at once.
+    """Tensors of a checkpoint, each read when it is asked for, so that they are never all in memory at once."""
 
-    A tensor of every file is a flat vector cut into parts; one of the first file alone is whole.
-
-    Args:
-        paths: the files, in the order of the parts.
-        vector_range: the part to return of vectors of its length; None: whole vectors.
-    """
-
-    def __init__(self, paths: Sequence[Path], vector_range: VectorRange | None = None) -> None:
-        self._paths = tuple(paths)
-        self._files = [safe_open(path, framework="pt") for path in paths]
-        self._vector_range = vector_range
-        self._lengths: dict[str, list[int]] = {}
-        """Elements of each tensor in each file."""
-        for file in self._files:
-            for name in file.keys():  # noqa: SIM118 (not a mapping)
-                self._lengths.setdefault(name, []).append(math.prod(file.get_slice(name).get_shape()))
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = safe_open(path, framework="pt")
+        self._names = tuple(self._file.keys())
 
     def __getitem__(self, name: str) -> Tensor:
-        begin, end = self._range(name)
-        lengths = self._lengths[name]
-        if len(lengths) == 1 and (begin, end) == (0, lengths[0]):
-            with _explained(self._paths[0]):
-                whole: Tensor = self._files[0].get_tensor(name)
-            return whole
-        return self._joined(name, begin, end)
+        if name not in self._names:
+            raise KeyError(name)
+        with _explained(self._path):
+            whole: Tensor = self._file.get_tensor(name)
+        return whole
 
     def read(self, name: str, begin: int, end: int) -> Tensor:
-        """Return elements of a whole flat vector, [end - begin]. Raises KeyError and HomeError."""
-        if end > sum(self._lengths[name]):
+        """Return elements of a flat vector, [end - begin]. Raises KeyError and HomeError."""
+        if end > self.length(name):
             raise KeyError(name)
-        return self._joined(name, begin, end)
+        with _explained(self._path):
+            found: Tensor = self._file.get_slice(name)[begin:end]
+        return found
 
     def length(self, name: str) -> int:
-        """Return the elements of a whole tensor. Raises KeyError."""
-        return sum(self._lengths[name])
+        """Return the elements of a tensor. Raises KeyError."""
+        if name not in self._names:
+            raise KeyError(name)
+        return math.prod(self._file.get_slice(name).get_shape())
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._lengths)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._lengths)
-
-    def _range(self, name: str) -> tuple[int, int]:
-        """Return which elements of a tensor are asked for."""
-        total = sum(self._lengths[name])
-        if self._vector_range is None or total != self._vector_range.total:
-            return 0, total
-        return self._vector_range.begin, self._vector_range.end
-
-    def _joined(self, name: str, begin: int, end: int) -> Tensor:
-        """Return elements of a vector that may lie in several files."""
-        joined, start = torch.empty(0), 0
-        for place, length in enumerate(self._lengths[name]):
-            first, last = max(begin - start, 0), min(end - start, length)
-            if first < last:
-                with _explained(self._paths[place]):
-                    found: Tensor = self._files[place].get_slice(name)[first:last]
-                if last - first == end - begin:
-                    return found
-                joined = joined if len(joined) else found.new_empty(end - begin)
-                joined[start + first - begin : start + last - begin] = found
-            start += length
-        return joined
+        return len(self._names)
 
 
 @contextlib.contextmanager

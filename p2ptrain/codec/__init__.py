@@ -19,10 +19,17 @@ factors.
 """
 
 from p2ptrain.base.codec_names import CODECS, GRADIENT_CODECS, MODULAR_CODECS
-from p2ptrain.codec.base import DEFAULT_BLOCK_SIZE, LARGEST_MAGNITUDE, Codec, CodecTerms, Decodable, Matrices
+from p2ptrain.codec.base import (
+    DEFAULT_BLOCK_SIZE,
+    LARGEST_MAGNITUDE,
+    Codec,
+    CodecTerms,
+    Decodable,
+    Matrices,
+    is_decodable,
+)
 from p2ptrain.codec.blockwise import BlockwiseCodec
 from p2ptrain.codec.dense import BF16, FP16, FP32
-from p2ptrain.codec.feedback import Feedback, compress, is_decodable
 from p2ptrain.codec.lowrank import DEFAULT_RANK, LowRankCodec
 from p2ptrain.codec.modular import Comparison, ModularCodec
 from p2ptrain.codec.negotiation import (
@@ -36,7 +43,7 @@ from p2ptrain.codec.negotiation import (
     proposal_size,
     unexplained,
 )
-from p2ptrain.codec.shapes import effective_rank, matrices, weighted_ranks
+from p2ptrain.codec.shapes import matrices, weighted_ranks
 from p2ptrain.codec.steps import FIRST_PACE, PACE
 from p2ptrain.codec.topk import TopKCodec
 
@@ -92,14 +99,11 @@ __all__ = [
     "CodecTerms",
     "Comparison",
     "Decodable",
-    "Feedback",
     "LowRankCodec",
     "Matrices",
     "agree",
     "apart",
     "compare",
-    "compress",
-    "effective_rank",
     "first_shape",
     "get",
     "get_decodable",

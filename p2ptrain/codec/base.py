@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
@@ -113,6 +113,11 @@ class Decodable(Codec, Protocol):
         Raises:
             RemoteError: the bytes are not a message under these terms, or have values that no encoder sends.
         """
+
+
+def is_decodable(codec: Codec) -> TypeGuard[Decodable]:
+    """Return whether a codec's messages can be read alone."""
+    return hasattr(codec, "decode")
 
 
 def check_snapshot(

@@ -1,7 +1,7 @@
 """Codec ``lowrank`` for pseudo-gradients: each matrix as the product of two thin factors, quantized to int4.
 
-The codec needs error feedback (``codec.feedback``), which also carries the power iteration between messages. Each
-message takes one iteration from the factor R of the last one::
+The codec needs error feedback (``sim.lockstep.feedback``), which also carries the power iteration between messages.
+Each message takes one iteration from the factor R of the last one::
 
     P = orthonormal(M R^T)       sent as int4, read back as P'
     R = least squares of M ~ P' R, sent as int4         M ~ P' R'

@@ -8,8 +8,15 @@ Legend: k codes.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
+
+_PASSES = {2: (16, 32), 3: (16, 32, 64), 4: (16,)}
+"""By the bits of a code: how wide a field is after each pass that joins neighbours. As many codes as fill whole bytes
+lie in an integer of the last width."""
+_INTEGERS = {16: torch.int16, 32: torch.int32, 64: torch.int64}
 
 
 def pack(
@@ -18,18 +25,14 @@ def pack(
 ) -> Tensor:
     """Pack codes of a few bits, [ceil(k bits / 8)] uint8.
 
-    Eight codes fill a 64-bit integer; each pass joins neighbours, so that their bits end up in the lowest bytes.
+    Each pass joins neighbours, so that their bits end up in the lowest bytes.
     """
-    joined = _padded(codes, 8).view(torch.int64)
-    for width in (16, 32, 64):
-        joined = (joined | (joined >> (8 - bits) * width // 16)).bitwise_and_(_fields(width, bits * width // 8))
-    match bits:
-        case 2:
-            packed = joined.to(torch.int16).view(torch.uint8)
-        case 4:
-            packed = joined.to(torch.int32).view(torch.uint8)
-        case _:
-            packed = joined.view(torch.uint8).view(-1, 8)[:, :bits].reshape(-1)
+    size = _PASSES[bits][-1]
+    joined = _padded(codes, size // 8).view(_INTEGERS[size])
+    for width in _PASSES[bits]:
+        joined = (joined | (joined >> (8 - bits) * width // 16)).bitwise_and_(_fields(size, width, bits * width // 8))
+    one_byte = bits * size == 64
+    packed = joined.to(torch.uint8) if one_byte else joined.view(torch.uint8).view(-1, 8)[:, :bits].reshape(-1)
     return packed[: code_bytes(len(codes), bits)]
 
 
@@ -39,10 +42,14 @@ def unpack(
     count: int,  # k
 ) -> Tensor:
     """Unpack codes of a few bits, [k] uint8."""
-    eights = _padded(packed, bits).view(-1, bits)
-    codes = torch.nn.functional.pad(eights, (0, 8 - bits)).view(torch.int64)
-    for width in (64, 32, 16):
-        codes = (codes | (codes << (8 - bits) * width // 16)).bitwise_and_(_fields(width // 2, bits * width // 16))
+    size = _PASSES[bits][-1]
+    if bits * size == 64:  # one byte
+        codes = packed.to(_INTEGERS[size])
+    else:
+        codes = torch.nn.functional.pad(_padded(packed, bits).view(-1, bits), (0, 8 - bits)).view(_INTEGERS[size])
+    for width in reversed(_PASSES[bits]):
+        fields = _fields(size, width // 2, bits * width // 16)
+        codes = (codes | (codes << (8 - bits) * width // 16)).bitwise_and_(fields)
     return codes.view(torch.uint8).view(-1)[:count]
 
 
@@ -55,9 +62,10 @@ def _padded(values: Tensor, multiple: int) -> Tensor:
     return torch.nn.functional.pad(values, (0, missing)) if missing else values
 
 
-def _fields(width: int, low: int) -> int:
-    """Return a mask of the ``low`` lowest bits of each ``width`` bits of a 64-bit integer."""
-    return sum((2**low - 1) << begin for begin in range(0, 64, width))
+@functools.cache
+def _fields(size: int, width: int, low: int) -> int:
+    """Return a mask of the ``low`` lowest bits of each ``width`` bits of an integer of ``size`` bits."""
+    return sum((2**low - 1) << begin for begin in range(0, size, width))
 
 
 def pack_twelve(

@@ -39,11 +39,13 @@ def rotated(
     return (left @ blocks.view(-1, size // columns, columns) @ right).view(-1, size)
 
 
+@functools.lru_cache(maxsize=16)
 def signs_and_dither(
     seed: bytes,
     block_size: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return the diagonal of S and the dither in steps, each [B] fp32, the latter uniform in [-1/2, 1/2).
+    """Return the diagonal of S and the dither in steps, each [B] fp32, the latter uniform in [-1/2, 1/2); kept for
+    the decoding.
 
     Part of the protocol, so it uses no generator of a library.
     """

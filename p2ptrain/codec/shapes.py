@@ -66,19 +66,6 @@ def matrices(
     return tuple(found)
 
 
-def effective_rank(
-    vector: Tensor,  # [n] fp32: a pseudo-gradient, or the mean of several
-    terms: CodecTerms,
-) -> float:
-    """Compute the effective rank: the exponential of the entropy of the singular values (Roy and Vetterli, 2007).
-
-    The result is the mean over all matrices, weighted by their elements, without vectors; 0 if there is no nonzero
-    matrix. The cost is cubic in the smaller side, so measure it rarely.
-    """
-    weighted, counted = weighted_ranks(vector, terms)
-    return weighted / max(1, counted)
-
-
 def weighted_ranks(
     vector: Tensor,  # [n] fp32
     terms: CodecTerms,

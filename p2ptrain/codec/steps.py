@@ -99,7 +99,12 @@ _FINEST, _COARSEST = -400, 400
 def widths(shape: bytes, level: int, bits: int) -> Tensor:
     """Return the step width of each block, [blocks] fp32, exact in bf16."""
     places = _integers(shape) + (level + REACH[bits] - _WHOLE - _FINEST)
-    return torch.tensor(_table())[places.clamp_(0, _COARSEST - _FINEST)]
+    return _step_widths()[places.clamp_(0, _COARSEST - _FINEST)]
+
+
+@functools.cache
+def _step_widths() -> Tensor:
+    return torch.tensor(_table())
 
 
 @functools.cache

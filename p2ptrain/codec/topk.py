@@ -1,6 +1,6 @@
 """Codec ``topk`` for pseudo-gradients: the 64 largest of each 4096 elements, each as a 12-bit index and a 2-bit value.
 
-The codec needs error feedback (``codec.feedback``), so that elements left out of a message are not lost.
+The codec needs error feedback (``sim.lockstep.feedback``), so that elements left out of a message are not lost.
 
 Message, little-endian, three sections: two bf16 levels for each chunk (small, large), then all indices, 12 bits each,
 then all values, 2 bits each. Indices ascend within a chunk. A value has a sign (bit 0) and a level (bit 1). The last

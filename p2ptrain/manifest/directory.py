@@ -90,9 +90,6 @@ def create_run(
     check_free(directory)
     key = Ed25519PrivateKey.generate()
     manifest = with_changes(preset(preset_name, public_key_of(key)), changes or {})
-    outer = manifest.outer
-    if "outer.cut" not in (changes or {}) and 2 <= outer.fragments <= manifest.model.config.num_hidden_layers:
-        manifest = with_changes(manifest, {"outer.cut": "layers"})  # so that a peer may have several devices
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     try:
         missing = [each for each in (directory, *directory.parents) if not files.exists(each)]

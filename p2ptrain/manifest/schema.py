@@ -138,7 +138,7 @@ class OuterSection(Section):
     """Number of near-equal slices of the parameters, the units of exchange."""
 
     cut: Literal["even", "layers"] = "even"
-    """Slices: even, or layers (whole layers or parts of one; peers of several devices need it)."""
+    """Slices: even, or layers (whole layers or parts of one)."""
 
     fragments_per_exchange: int = Field(ge=1, le=4_096)
     """Slices sent in one exchange; at most fragments."""

@@ -1,10 +1,9 @@
-"""Network shell: everything that touches a socket, and the fakes that replace it in tests.
+"""Network shell: everything that touches a socket.
 
 ``docs/generated/MAP.md`` lists the modules.
 
 Only ``p2pd.daemon``, ``p2pd.control``, ``p2pd.unary``, ``dht_protocol``, ``dht``, ``node``, ``directory`` and
-``access_list_store`` import hivemind, which takes seconds and imports torch. Therefore this package re-exports nothing:
-import its modules, and the fakes load without hivemind.
+``access_list_store`` import hivemind, which takes seconds and imports torch. Therefore this package re-exports nothing.
 """
 
 import importlib.util

@@ -17,6 +17,7 @@ import socket
 import struct
 import sys
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -38,8 +39,10 @@ _IPV6_ADDRESSES = Path("/proc/net/if_inet6")  # Linux; one line each: address, i
 _FLEETING = 0x01 | 0x08 | 0x20 | 0x40  # linux/if_addr.h: temporary, duplicate, deprecated, tentative
 _FAR = (("8.8.8.8", socket.AF_INET), ("2001:4860:4860::8888", socket.AF_INET6))  # on the internet; nothing is sent
 _PORT_TRIES = 20
+REMEMBERED = 1024  # addresses and peer ids whose other form is kept: a partner's come with every message
 
 
+@lru_cache(REMEMBERED)
 def packed(address: str) -> bytes:
     """Return the binary form that p2pd dials. Raises ValueError for an address in no supported form."""
     parts = address.split("/")
@@ -83,6 +86,7 @@ def is_dialable(address: str) -> bool:
         return False
 
 
+@lru_cache(REMEMBERED)
 def ip_of(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     """Return the address's IP address (for IPv4-mapped IPv6, the IPv4 address); None for a name or any other text."""
     parts = address.split("/")

@@ -11,7 +11,6 @@ The author or the issuer that the invite names signs every response; the protoco
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,8 +35,6 @@ from p2ptrain.net.throttle import Throttles
 from p2ptrain.net.transport import P2PTransport
 from p2ptrain.ports import Clock, Link, Transport
 from p2ptrain.statements import Sign
-
-logger = logging.getLogger(__name__)
 
 ADMISSION_PROTOCOL = "/p2ptrain/admission/1"
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -58,8 +57,6 @@ from p2ptrain.swarm.events import (
     Woke,
 )
 from p2ptrain.swarm.messages import Accept, Message, Offer, WeightsReply
-
-logger = logging.getLogger(__name__)
 
 FINISHED_S = 2.0
 """Seconds after a lookup for which its peers wait for the farewells of finished ones; the next lookup asks again."""

@@ -143,14 +143,6 @@ async def examine(host: str, port: int) -> PathVerdict | None:
     return PathVerdict(is_narrow=small and not full, fragments_pass=":" not in host and pieces is True)
 
 
-def probes_by_itself() -> bool | None:
-    """Return whether the kernel finds narrow paths by itself; None if it does not say."""
-    try:
-        return PROBING.read_text().strip() != "0"
-    except OSError:
-        return None
-
-
 def can_help() -> bool:
     """Return whether this process may take its children's sockets, as far as can be told without a child."""
     try:

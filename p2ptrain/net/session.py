@@ -115,15 +115,15 @@ class Session:
     async def _swap(self, link: Link, swap: Swap) -> None:
         payloads, work = self.tools.payloads, self.tools.work
         sizes, lengths = payloads.proposal_sizes(swap.fragments), payloads.encoded_sizes(swap.fragments)
-        snapshot = await work(payloads.current, swap.fragments)  # one for proposals and payload
+        snapshot: Opaque = None
         proposals: Sequence[bytes] = ()
         their_proposals: Sequence[bytearray] = ()
-        try:
-            if sizes:  # a codec that negotiates step widths or a rank
-                proposals = await work(payloads.proposals, swap.fragments, snapshot)
-                _, their_proposals = await concurrently(send_payload(link, proposals), receive_payload(link, sizes))
-        except ValueError as error:
-            raise _unsendable(error) from error
+        if sizes:  # a codec that negotiates step widths or a rank, of one snapshot for proposals and payload
+            try:
+                snapshot, proposals = await work(payloads.propose, swap.fragments)
+            except ValueError as error:
+                raise _unsendable(error) from error
+            _, their_proposals = await concurrently(send_payload(link, proposals), receive_payload(link, sizes))
         encoded = self._encoded(swap, proposals, their_proposals, snapshot)
         mine, others = await concurrently(encoded, link.open_parallel(sum(lengths)))
         lengths = [len(part) for part in mine.parts]  # shorter if the proposals agreed on a smaller rank

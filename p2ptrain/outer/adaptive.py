@@ -12,7 +12,7 @@ bytes per outer step pay for more frequent outer steps, and the bytes per inner 
 
 Source: DiLoCoX (arXiv 2506.21263). Only its abstract was available; it names an adaptive compression and prints no
 rule. The rule is our interpretation: that both follow a window of ranks; r' as the exponential of the entropy of the
-singular values (``codec.effective_rank``); that r_1 fits the first window; H in proportion to r; how both are rounded.
+singular values (``codec.weighted_ranks``); that r_1 fits the first window; H in proportion to r; how both are rounded.
 
 Setting r_t = r' itself would shrink the rank at every step, because an average of messages of rank r_t has an effective
 rank below r_t where messages agree; a ratio of two windows does not.

@@ -44,23 +44,3 @@ def accelerated(
     before = state.slow + state.momentum
     slow = mixed.add(kept - before, alpha=rule.momentum)
     return OuterState(slow, kept - slow)
-
-
-def own_fresh(
-    mean_before: Tensor,  # [F] fp32: all peers' mean pseudo-gradient of the phase before
-    own_before: Tensor,  # [F] fp32: the own share of it
-    own: Tensor,  # [F] fp32: the own pseudo-gradient of this phase
-    peers: int,
-) -> Tensor:
-    """[F] Eager DiLoCo's pseudo-gradient (arXiv 2502.12996): the others' share is one phase old, the own share
-    fresh."""
-    return mean_before + (own - own_before) / peers
-
-
-def merged(
-    theta: Tensor,  # [F] fp32: fast weights, some inner steps past the averaged snapshot
-    slow: Tensor,  # [F] fp32: the slow weights that resulted from the average
-    alpha: float,
-) -> Tensor:
-    """[F] Streaming DiLoCo (arXiv 2501.18512): ``theta <- alpha theta + (1 - alpha) x`` merges the late average."""
-    return alpha * theta + (1 - alpha) * slow

@@ -38,8 +38,8 @@ def slices(parameter_count: int, fragments: int, align: int = FRAGMENT_ALIGNMENT
 def layer_slices(units: Sequence[int], fragments: int, align: int = FRAGMENT_ALIGNMENT) -> tuple[slice, ...]:
     """Cut units that lie end to end into F contiguous slices: runs of whole units, and equal parts of long units.
 
-    The longest slice is as short as these two kinds allow, up to rounding; the others are of about equal length. So a
-    stage of the model that begins at one of ``stage_starts`` holds whole slices. A pure function of its arguments.
+    The longest slice is as short as these two kinds allow, up to rounding; the others are of about equal length. A pure
+    function of its arguments.
 
     Args:
         units: elements of each unit, such as the embedding and each block of a model.
@@ -82,17 +82,6 @@ def layer_slices(units: Sequence[int], fragments: int, align: int = FRAGMENT_ALI
         bounds += [*(starts[unit] + piece.start for piece in inside[1:]), starts[end]]
         unit, left = end, left - count
     return tuple(slice(begin, end) for begin, end in itertools.pairwise(bounds))
-
-
-def stage_starts(units: Sequence[int], fragments: Sequence[slice]) -> tuple[int, ...]:
-    """Return the units, the first one included, that begin with a fragment: where a stage of whole fragments may begin.
-
-    Args:
-        units: elements of each unit, end to end.
-        fragments: slices that cover the units.
-    """
-    begins = {piece.start for piece in fragments}
-    return tuple(unit for unit, start in enumerate(itertools.accumulate(units[:-1], initial=0)) if start in begins)
 
 
 def _fewest(units: Sequence[int], limit: int, align: int) -> list[int]:

@@ -49,7 +49,7 @@ def displacement(
     difference: Tensor,  # [F] fp32: theirs - mine
     share: float,  # a_i
     clip_radius: float = math.inf,  # both sides use the smaller of their two radii
-    out: Tensor | None = None,  # [F]: memory for the result
+    norm: float | None = None,  # ``l2_norm`` of the difference, if it is known
 ) -> Tensor:
     """[F] dx: my share of the difference, after the whole difference was clipped to ``clip_radius``.
 
@@ -59,9 +59,12 @@ def displacement(
     """
     if not (0 <= share <= 1 and clip_radius >= 0):
         raise ValueError(f"share {share} must be within 0 and 1, and clip radius {clip_radius} at least 0")
-    norm = l2_norm(difference) if math.isfinite(clip_radius) else 0.0
+    if not math.isfinite(clip_radius):
+        norm = 0.0
+    elif norm is None:
+        norm = l2_norm(difference)
     clip = clip_radius / norm if norm > clip_radius else 1.0
-    return torch.mul(difference, share * clip, out=out)
+    return torch.mul(difference, share * clip)
 
 
 def displaced(

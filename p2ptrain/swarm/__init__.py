@@ -1,7 +1,7 @@
 """The protocol core: pairing peers for exchanges, and handling failures.
 
 Events go in and effects come out; time and randomness are arguments. The core holds no tensor, opens no socket and
-reads no clock. A shell (``p2ptrain.net`` or ``p2ptrain.sim``) performs the effects. ``docs/generated/MAP.md`` lists the
+reads no clock. A shell (``p2ptrain.net`` or ``sim``) performs the effects. ``docs/generated/MAP.md`` lists the
 modules; begin with ``messages``, ``events`` and ``rules``, then ``peer``, the entry point, and ``exchange``.
 
 Three rules keep asynchronous mixing stable: a fragment is in one exchange at a time, and each snapshot contains the

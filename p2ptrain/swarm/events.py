@@ -1,6 +1,6 @@
 """Events that can happen to a peer, and effects that it can ask its shell to perform: two closed lists.
 
-``Peer.handle(event, now) -> list[Effect]``. The shells (``p2ptrain.net``, ``p2ptrain.sim``) perform the effects in
+``Peer.handle(event, now) -> list[Effect]``. The shells (``p2ptrain.net``, ``sim``) perform the effects in
 order and feed events back; they decide nothing.
 """
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import median_low
 
@@ -82,11 +82,6 @@ def held_by(known: PeerInfo, everything: frozenset[int]) -> frozenset[int]:
     if known.state is not PeerState.KEEPING:
         return everything
     return fragments_in(known.presence.keeps) if known.presence is not None else frozenset()
-
-
-def not_held(holders: Mapping[PeerId, frozenset[int]], wanted: frozenset[int]) -> frozenset[int]:
-    """Return the wanted fragments that no holder has."""
-    return wanted.difference(*holders.values())
 
 
 def is_keeper(terms: Terms | None) -> bool:

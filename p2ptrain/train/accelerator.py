@@ -56,6 +56,19 @@ def choose_device(name: str, is_exact: bool = False) -> torch.device:
     return chosen
 
 
+def expected_device(name: str) -> torch.device:
+    """Return the device that ``choose_device`` will choose, as far as counting cards tells, which takes none of their
+    memory. Raises DeviceError if the device is missing.
+    """
+    if DEVICE_NAME.fullmatch(name) is None:
+        raise DeviceError(f"There is no device {name!r}; names are {DEVICE_WORDS}.", f"Use {_present()}.")
+    if name == "cpu":
+        return CPU
+    if name == "auto":
+        return next((found[0] for kind in KINDS if (found := cards(kind))), CPU)
+    return _there(name)
+
+
 def cards(kind: str) -> list[torch.device]:
     """Return the devices of a kind, whether they compute or not."""
     module = _module(kind)
@@ -163,14 +176,6 @@ def allow_tf32(device: torch.device) -> None:
         torch.backends.mkldnn.allow_tf32 = True  # type: ignore[assignment]  # of Intel's cards alone
 
 
-def kernel_facts(device: torch.device) -> str:
-    """Return what kernels compiled for a CUDA or ROCm card depend on, besides torch: kind of card, and driver."""
-    properties = torch.cuda.get_device_properties(device)
-    architecture = getattr(properties, "gcnArchName", "")  # of AMD's cards
-    driver = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]  # of builds for cards alone
-    return f"{properties.name} {properties.major}.{properties.minor} {architecture} driver {driver}"
-
-
 def triton_fault(device: torch.device) -> str:
     """Return why Triton, by which torch compiles kernels, cannot work on a CUDA or ROCm card; "" if nothing says so."""
     if importlib.util.find_spec("triton") is None:
@@ -180,11 +185,6 @@ def triton_fault(device: torch.device) -> str:
         least = ".".join(map(str, TRITON_CAPABILITY))
         return f"Triton supports cards from compute capability {least}, and this one has {major}.{minor}"
     return ""
-
-
-def stream_handle(device: torch.device) -> int | None:
-    """Return the native handle of the current stream of a card; None for the CPU."""
-    return None if device.type == "cpu" else int(torch.cuda.current_stream(device).cuda_stream)
 
 
 def card_name(device: torch.device) -> str | None:
@@ -291,7 +291,8 @@ def _module(kind: str) -> Any:
     return getattr(torch, kind)
 
 
-def _named(name: str) -> torch.device:
+def _there(name: str) -> torch.device:
+    """Return the card of this name. Raises DeviceError if it is missing."""
     kind, _, number = name.partition(":")
     there = cards(kind)
     if not there:
@@ -302,14 +303,20 @@ def _named(name: str) -> torch.device:
             f"Device {name} was requested, but this machine has {len(there)} {kind.upper()} device(s).",
             f"Use {_present()}.",
         )
-    if (fault := _fault(there[index])) is not None:
+    return there[index]
+
+
+def _named(name: str) -> torch.device:
+    """Return the card of this name, on which something runs. Raises DeviceError."""
+    kind, found = name.partition(":")[0], _there(name)
+    if (fault := _fault(found)) is not None:
         lists = " (nvidia-smi lists them)" if kind == "cuda" and torch.version.cuda else ""
         raise DeviceError(
             f"Device {name} was requested, but nothing runs on it ({fault}).",
             f"End other programs that use it{lists}, install a torch that supports the card "
-            f"(https://pytorch.org/get-started), or use {_present(without=there[index])}.",
+            f"(https://pytorch.org/get-started), or use {_present(without=found)}.",
         )
-    return there[index]
+    return found
 
 
 def _first_that_computes() -> torch.device:

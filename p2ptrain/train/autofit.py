@@ -18,7 +18,6 @@ import torch
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.train import accelerator
 from p2ptrain.train.activations import pass_bytes
-from p2ptrain.train.fast_weights import holds_slow
 from p2ptrain.train.model import FlatModel, recompute_activations, summed_loss
 from p2ptrain.train.optimizer import fastest_products, muon_parameters
 from p2ptrain.train.sequence_parts import trial_batch
@@ -136,9 +135,7 @@ def _budget_bytes(model: FlatModel, most: int) -> int:
     free = accelerator.free_bytes(device)
     if free is None:
         return most
-    size = model.theta.nbytes
-    vectors = 4 if holds_slow(device, size) else 3  # to come: two moments, a gradient, slow weights
-    budget = int(CARD_MEMORY_FRACTION * free) - vectors * size
+    budget = int(CARD_MEMORY_FRACTION * free) - 3 * model.theta.nbytes  # to come: two moments, a gradient
     return min(budget, most) if accelerator.shares_host_memory(device) else budget
 
 

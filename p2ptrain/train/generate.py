@@ -61,19 +61,6 @@ def generate_answer(
     return tokenizer.decode(dialogue) + "".join(text_pieces(ids, tokenizer, dialogue, end_of_turn))
 
 
-def generate_tokens(
-    module: PreTrainedModel,
-    prompt: Sequence[int],  # at least one id
-    new_tokens: int,
-    sampling: Sampling,
-    stop: int | None = None,  # an id that ends the text; not part of the result
-    vocabulary: int | None = None,  # ids that the tokenizer has, if the model has more; None: the model's
-) -> list[int]:
-    """Return the ids that follow a prompt, as ``stream_tokens`` yields them."""
-    stops = () if stop is None else (stop,)
-    return list(stream_tokens(module, prompt, new_tokens, sampling, stops, vocabulary))
-
-
 def stream_tokens(
     module: PreTrainedModel,
     prompt: Sequence[int],  # at least one id

@@ -86,10 +86,6 @@ class Inbox:
         weights = tuple(torch.frombuffer(part, dtype=torch.float32) if len(part) else NOT_HELD for part in parts)
         self._queue.put(Adoption(link, step, progress, weights, left_behind))
 
-    def put(self, delivery: Delivery) -> None:
-        """Queue an entry that another queue has numbered."""
-        self._queue.put(delivery)
-
     def wake(self) -> None:
         """End a waiting ``drain``, hence ``Learner.settle``. Safe in a signal handler."""
         self._queue.put(None)
@@ -99,11 +95,7 @@ class Inbox:
         return not self._queue.empty()
 
     def drain(self, wait_s: float = 0.0) -> list[Delivery]:
-        """Remove and return all entries; wait up to ``wait_s`` seconds for the first one.
-
-        The trainer applies nothing else before its next inner step. So the ranks of a peer apply the same if one of
-        them sends this list to the others.
-        """
+        """Remove and return all entries; wait up to ``wait_s`` seconds for the first one."""
         drained: list[Delivery] = []
         try:
             drained.append(self._queue.get(timeout=wait_s) if wait_s > 0 else self._queue.get_nowait())

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from p2ptrain import codec as codecs
-from p2ptrain.codec import Codec, CodecTerms, Matrices
+from p2ptrain.codec import Codec, Matrices
 from p2ptrain.outer.mixing import displacement
 from p2ptrain.ports import Clock
 from p2ptrain.recipes import Recipe, Stream
@@ -25,49 +24,12 @@ from p2ptrain.swarm.events import Adopted, Applied, Event
 from p2ptrain.swarm.keeping import ranges_of
 from p2ptrain.train.inbox import NOT_HELD, Adoption, Delivery, Displacement, Inbox
 from p2ptrain.train.payloads import Payloads, Snapshot
-from p2ptrain.train.piece_store import LocalPieceStore
 
 if TYPE_CHECKING:
     from p2ptrain.ports import Saved
 
 
 T = TypeVar("T")
-
-
-class KeeperPayloads(Payloads):
-    """``Payloads`` of which only some fragments may be asked.
-
-    Args:
-        lengths: elements of every fragment of the model.
-        held: the fragments that this peer holds.
-        matrices, recipe: as for a learner of the same run.
-    """
-
-    def __init__(
-        self, lengths: Sequence[int], held: frozenset[int], codec: Codec, matrices: Sequence[Matrices], recipe: Recipe
-    ) -> None:
-        shown: Stream = "slow" if recipe.mix("fast") is None else "fast"
-        super().__init__(lengths, codec, None, matrices, shown, adds_pending=True)
-        self.held = held
-        self._kept_sizes = [4 * length if each in held else 0 for each, length in enumerate(lengths)]
-
-    @property
-    def are_zero(self) -> bool:
-        """False: a keeper has no weights until it adopts some, which says nothing about those of the run."""
-        return False
-
-    def weights(self) -> list[bytes]:
-        """Return the held slow weights as fp32 bytes; empty for other fragments."""
-        fp32 = codecs.get("fp32")
-        return [fp32.encode(each, CodecTerms(each.numel())) if each.numel() else b"" for each in self.published.slow]
-
-    def new_download(self) -> LocalPieceStore:
-        """Return a store for a donor's weights: room for the held fragments alone."""
-        return LocalPieceStore(self._kept_sizes)
-
-    def check_weights(self, parts: Sequence[bytes | bytearray]) -> None:
-        """Check a donor's weights as ``Payloads.check_weights``, without the fragments that are not held."""
-        self._check([each for each in parts if len(each)], [size for size in self._kept_sizes if size])
 
 
 class Keeper:
@@ -97,8 +59,10 @@ class Keeper:
         recipe: Recipe,
         clock: Clock = time.perf_counter,
     ) -> None:
+        self.held = held
         lengths = [piece.stop - piece.start for piece in fragments]
-        self.payloads = KeeperPayloads(lengths, held, codec, matrices, recipe)
+        shown: Stream = "slow" if recipe.mix("fast") is None else "fast"
+        self.payloads = Payloads(lengths, codec, None, matrices, shown, adds_pending=True, held=held)
         self.inbox = Inbox(1.0, self.payloads)
         self.step = 0
         self.progress = 0.0
@@ -111,10 +75,6 @@ class Keeper:
         self._slow = [torch.zeros(length) if each in held else NOT_HELD for each, length in enumerate(lengths)]
         self._applied = [0] * len(lengths)
         self._publish()
-
-    @property
-    def held(self) -> frozenset[int]:
-        return self.payloads.held
 
     @property
     def nbytes(self) -> int:
@@ -141,8 +101,9 @@ class Keeper:
 
     def _apply(self, ready: Displacement) -> Applied:
         commit = ready.commit
-        for fragment, part in zip(ready.difference.fragments, ready.difference.parts, strict=True):
-            self._slow[fragment] = self._slow[fragment] + displacement(part, commit.share, commit.clip_radius)
+        found = ready.difference
+        for fragment, part, norm in zip(found.fragments, found.parts, found.norms, strict=True):
+            self._slow[fragment] = self._slow[fragment] + displacement(part, commit.share, commit.clip_radius, norm)
             self._applied[fragment] = ready.serial
         if commit.keeper_step is not None:
             self.step = max(self.step, commit.keeper_step)  # checkpoints are named by it

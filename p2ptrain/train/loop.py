@@ -29,7 +29,7 @@ class Signals:
 
 
 class LoopLearner(Protocol):
-    """``Learner``, or what leads those of a team, as the loop sees it."""
+    """``Learner`` as the loop sees it."""
 
     @property
     def ended(self) -> bool: ...

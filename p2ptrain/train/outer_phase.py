@@ -1,4 +1,4 @@
-"""One outer step of any recipe, in two halves before and after the exchanges that it waits for.
+"""What a recipe does with an inner phase, in two halves around the exchanges that it waits for, and displacements.
 
 ::
 
@@ -18,8 +18,9 @@ Legend: F elements of one fragment, N peers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import assert_never
 
 import torch
@@ -135,3 +136,44 @@ class OuterPhase:
         if self.pulls:
             return consensus_step(state, self.gradients[fragment], self.pulls[fragment], self.rule)
         return outer_step(state, self.gradients[fragment], self.rule)
+
+
+class Entry(Enum):
+    """How the displacement of a committed exchange enters this peer's weights; the value says it in words."""
+
+    ROUND = "the outer step in progress takes it"
+    ALIKE = "x and theta move by all of it"
+    FAST = "theta moves by all of it, x by the recipe's share"
+    NEXT = "the pseudo-gradient of the next outer step moves"
+    MOMENTUM = "the momentum moves; x moves with its own stream"
+    AFTERWARDS = "x, theta and the momentum move as if the outer step had contained it"
+
+
+@dataclass(frozen=True, slots=True)
+class EntryRow:
+    """One row of ``ENTRIES``."""
+
+    stream: Stream
+    applies: Callable[[Recipe], bool]
+    entry: Entry
+    in_round: bool = False
+    """Whether the row holds only while the trainer waits for partners."""
+
+
+ENTRIES = (
+    EntryRow("slow", lambda recipe: "slow" in recipe.blocking, Entry.ROUND, in_round=True),
+    EntryRow("pseudo_gradient", lambda recipe: recipe.mixes_before_step, Entry.ROUND, in_round=True),
+    EntryRow("slow", lambda recipe: True, Entry.ALIKE),
+    EntryRow("fast", lambda recipe: True, Entry.FAST),
+    EntryRow("pseudo_gradient", lambda recipe: recipe.uses_late_gradients, Entry.NEXT),
+    EntryRow("pseudo_gradient", lambda recipe: recipe.weights_mix is not None, Entry.MOMENTUM),
+    EntryRow("pseudo_gradient", lambda recipe: True, Entry.AFTERWARDS),
+)
+"""The first row that applies says how a displacement enters. Pseudo-gradients count only in the phase after their outer
+step, or in its round."""
+
+
+def entry_of(recipe: Recipe, stream: Stream, in_round: bool) -> Entry:
+    """Return how a displacement of this stream enters, in a round that the trainer waits for or outside of one."""
+    rows = (row for row in ENTRIES if row.stream == stream and row.in_round <= in_round and row.applies(recipe))
+    return next(rows).entry

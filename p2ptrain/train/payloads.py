@@ -21,22 +21,20 @@ from p2ptrain.base.errors import MISFIT, MisfitError, RemoteError
 from p2ptrain.codec import (
     Codec,
     CodecTerms,
-    Comparison,
     Matrices,
     agree,
     apart,
     compare,
     proposal_for,
+    proposal_size,
     unexplained,
 )
 from p2ptrain.outer.mixing import displacement, l2_norm
 from p2ptrain.recipes import Stream
 from p2ptrain.swarm.download_plan import Span
 from p2ptrain.swarm.events import Commit
-from p2ptrain.train.fragment_codecs import FragmentCodecs
-from p2ptrain.train.piece_store import LocalPieceStore
-from p2ptrain.train.sketch import sketch
-from p2ptrain.train.widths import Fit, WidthFeedback, Widths, judge
+from p2ptrain.train.sketch import LocalPieceStore, sketch
+from p2ptrain.train.widths import WidthFeedback, Widths, judge
 
 TINY = torch.finfo(torch.float32).tiny
 """Norm of our weights by which distances are divided, at least."""
@@ -64,28 +62,6 @@ class Encoded:
     @property
     def size_bytes(self) -> int:
         return sum(len(part) for part in self.parts)
-
-
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """Both sides' payloads compared, not yet judged."""
-
-    mine: Encoded
-    comparisons: tuple[Comparison, ...]
-    norms: tuple[float, ...]
-    """L2 norm of each fragment's difference."""
-    fits: tuple[Fit, ...]
-    """Agreement of each fragment's message and sketches; zeros without sketches."""
-
-    @property
-    def parts(self) -> tuple[Tensor, ...]:
-        """Theirs - mine, [n] fp32 each."""
-        return tuple(each.difference for each in self.comparisons)
-
-    def judged(self, fingerprint: bytes = b"") -> Difference:
-        """Return the difference of an exchange that fits."""
-        sketched = tuple(fit.sketched for fit in self.fits)
-        return Difference(self.mine.fragments, self.parts, self.norms, self.mine, fingerprint, sketched)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +105,20 @@ class Snapshot:
     """Serial number of the last displacement that each fragment of the weights contains; empty if none will be."""
 
 
-class Payloads(FragmentCodecs):
+class Payloads:
     """Encoder of the last published snapshot, and its comparison with partners' payloads.
 
+    The network identifies fragments by number: 0 to F - 1 are the weights, slow or fast, F to 2 F - 1 the
+    pseudo-gradients. Codecs and sizes are a function of the run's rules alone.
+
     Args:
-        lengths, codec, gradient_codec, matrices, shown: as for FragmentCodecs.
+        lengths: elements of each fragment.
+        codec: for the weights.
+        gradient_codec: for pseudo-gradients; None: they are not exchanged.
+        matrices: of each fragment; empty: unknown.
+        shown: which weights partners get.
         adds_pending: whether partners get the weights as they will be once committed displacements are applied.
+        held: fragments that a keeper holds, the others being empty; None: all.
     """
 
     def __init__(
@@ -145,22 +129,69 @@ class Payloads(FragmentCodecs):
         matrices: Sequence[Matrices] = (),
         shown: Stream = "slow",
         adds_pending: bool = False,
+        held: frozenset[int] | None = None,
     ) -> None:
-        super().__init__(lengths, codec, gradient_codec, matrices, shown)
         self.published = Snapshot(0, (), ())
         self.rank = 0
         """Rank that this side proposes for low-rank messages, if it is negotiated; 0: the codec's. Only the trainer
         writes it."""
+        self._streams: tuple[Stream, ...] = (shown, "pseudo_gradient")
+        self._lengths = tuple(lengths)
+        self._held_sizes = [4 * n if held is None or each in held else 0 for each, n in enumerate(lengths)]
+        self._matrices = tuple(matrices) or ((),) * len(self._lengths)
+        if len(self._matrices) != len(self._lengths):
+            raise ValueError(f"matrices of {len(self._matrices)} fragments, expected {len(self._lengths)}")
+        self._codecs = (codec,) if gradient_codec is None else (codec, gradient_codec)
         self._adds_pending = adds_pending
         self._pending: dict[int, tuple[Commit, Difference]] = {}
         """Committed exchanges that the trainer has not applied yet, by serial number."""
         self._widths = Widths()
 
+    # --- fragments ----------------------------------------------------------------------------------------------------
+
+    @property
+    def streams(self) -> int:
+        """Tensors of each fragment that partners may get: 2 if the recipe mixes pseudo-gradients, else 1."""
+        return len(self._codecs)
+
+    def place(self, number: int) -> tuple[Stream, int]:
+        """Return the stream and the fragment of a network number."""
+        kind, fragment = divmod(number, len(self._lengths))
+        return self._streams[kind], fragment
+
+    def codec(self, number: int) -> Codec:
+        return self._codecs[number // len(self._lengths)]
+
+    def proposal_sizes(self, fragments: Sequence[int]) -> list[int]:
+        """Return the bytes of each proposal, equal on both sides; empty if the codec has none."""
+        sizes = [proposal_size(self.codec(number), self._length(number)) for number in fragments]
+        return sizes if any(sizes) else []
+
+    def terms(self, number: int) -> CodecTerms:
+        """Return the terms of a fragment before anything is negotiated."""
+        return CodecTerms(self._length(number), matrices=self._matrices_of(number))
+
+    def encoded_sizes(self, fragments: Sequence[int]) -> list[int]:
+        """Return the bytes of each fragment as ``encode`` makes them and as a partner must send them.
+
+        If the rank is negotiated, these are the most that it may be.
+        """
+        return [self.codec(number).encoded_size(self.terms(number)) for number in fragments]
+
+    def weight_sizes(self) -> list[int]:
+        return [4 * length for length in self._lengths]
+
+    def _length(self, number: int) -> int:
+        return self._lengths[number % len(self._lengths)]
+
+    def _matrices_of(self, number: int) -> Matrices:
+        return self._matrices[number % len(self._lengths)]
+
+    # --- snapshots ----------------------------------------------------------------------------------------------------
+
     def publish(self, snapshot: Snapshot) -> None:
         """Replace the published snapshot. Only the trainer calls it."""
         self.published = snapshot
-
-    # --- committed exchanges that the trainer has not applied yet ----------------------------------------------------
 
     def expect(self, serial: int, commit: Commit, difference: Difference) -> None:
         """Record a committed exchange, so that ``current`` contains its displacement before the trainer applies it.
@@ -181,8 +212,16 @@ class Payloads(FragmentCodecs):
         two peers' weights have the same mean either way. If this peer's training ends first and the recipe mixes the
         fast weights, the trainer applies less of a pending displacement (``Recipe.follow``).
         """
-        pending = [(serial, *each) for serial, each in list(self._pending.items())]
-        return with_pending(self.published, fragments, pending)  # read later: the trainer publishes before it settles
+        pending = list(self._pending.items())
+        snapshot = self.published  # read later: the trainer publishes before it settles
+        parts, has_changed = list(snapshot.parts), False
+        for serial, (commit, difference) in pending:
+            for number, part, norm in zip(difference.fragments, difference.parts, difference.norms, strict=True):
+                is_weight = number < len(snapshot.applied)
+                if is_weight and number in fragments and serial > snapshot.applied[number]:
+                    parts[number] = parts[number] + displacement(part, commit.share, commit.clip_radius, norm)
+                    has_changed = True
+        return replace(snapshot, parts=tuple(parts)) if has_changed else snapshot
 
     # --- step widths --------------------------------------------------------------------------------------------------
 
@@ -206,6 +245,11 @@ class Payloads(FragmentCodecs):
         )
 
     # --- one exchange -------------------------------------------------------------------------------------------------
+
+    def propose(self, fragments: Sequence[int]) -> tuple[Snapshot, tuple[bytes, ...]]:
+        """Return the ``current`` snapshot and its ``proposals``."""
+        snapshot = self.current(fragments)
+        return snapshot, self.proposals(fragments, snapshot)
 
     def proposals(self, fragments: Sequence[int], snapshot: Snapshot | None = None) -> tuple[bytes, ...]:
         """Return the proposals to send before encoding, one part per fragment; empty if the codec needs no agreement.
@@ -232,12 +276,12 @@ class Payloads(FragmentCodecs):
 
         Args:
             mine, theirs: both sides' proposals, if the codec has any.
-            snapshot: the one that this side's proposals describe; None: the one published now.
+            snapshot: the one that this side's proposals describe; None: the ``current`` one.
 
         Raises:
             RemoteError: the partner's proposals are invalid for this codec.
         """
-        snapshot = snapshot or self.published
+        snapshot = snapshot or self.current(fragments)
         none = [b""] * len(fragments)
         terms = tuple(
             agree(self.codec(number), self._length(number), ours, bytes(other), self._matrices_of(number))
@@ -262,33 +306,22 @@ class Payloads(FragmentCodecs):
             RemoteError: the partner's bytes are malformed or not finite.
             MisfitError: they do not fit the agreed step widths.
         """
-        compared = self.compare(mine, theirs)
-        verdict = judge(compared.fits, mine.norm)
-        self.learn(compared, verdict)
-        if verdict is not WidthFeedback.FITS:
-            raise MisfitError(MISFIT)
-        return compared.judged(fingerprint_of(theirs))
-
-    def compare(self, mine: Encoded, theirs: Sequence[bytes | bytearray]) -> Compared:
-        """Compare both sides' payloads, without judging them. Raises RemoteError as ``difference``."""
-        pairs = zip(mine.fragments, mine.parts, theirs, mine.terms, strict=True)
-        comparisons = tuple(compare(self.codec(number), ours, other, terms) for number, ours, other, terms in pairs)
-        norms = tuple(l2_norm(each.difference) for each in comparisons)
+        pairs = list(zip(mine.fragments, mine.parts, theirs, mine.terms, strict=True))
+        found = [compare(self.codec(number), ours, other, terms) for number, ours, other, terms in pairs]
+        norms = tuple(l2_norm(each.difference) for each in found)
         if not math.hypot(*norms) < float("inf"):
             raise RemoteError("its weights are not finite")
-        fits = tuple(
-            self._widths.fit(number, sketch, unexplained(sketch, each.difference), each)
-            for number, sketch, each in zip(mine.fragments, mine.sketch_differences, comparisons, strict=True)
-        )
-        return Compared(mine, comparisons, norms, fits)
-
-    def learn(self, compared: Compared, verdict: WidthFeedback) -> None:
-        """Learn step widths from an exchange that was judged, whether or not it is mixed."""
-        mine = compared.mine
-        for number, terms, each, fit in zip(
-            mine.fragments, mine.terms, compared.comparisons, compared.fits, strict=True
-        ):
+        fits = [
+            self._widths.fit(number, told, unexplained(told, each.difference), each)
+            for number, told, each in zip(mine.fragments, mine.sketch_differences, found, strict=True)
+        ]
+        verdict = judge(fits, mine.norm)
+        for number, terms, each, fit in zip(mine.fragments, mine.terms, found, fits, strict=True):
             self._widths.learn(number, self.codec(number), terms, each, fit, verdict)
+        if verdict is not WidthFeedback.FITS:
+            raise MisfitError(MISFIT)
+        parts, sketched = tuple(each.difference for each in found), tuple(fit.sketched for fit in fits)
+        return Difference(mine.fragments, parts, norms, mine, fingerprint_of(theirs), sketched)
 
     def forget_fits(self) -> None:
         """Forget which step widths fitted, because this peer's weights were replaced."""
@@ -297,9 +330,9 @@ class Payloads(FragmentCodecs):
     # --- whole models -------------------------------------------------------------------------------------------------
 
     def weights(self) -> list[bytes]:
-        """Return all slow weights of the current snapshot as fp32 bytes, for a newcomer."""
+        """Return all slow weights of the current snapshot as fp32 bytes, for a newcomer; empty where none are held."""
         fp32 = codecs.get("fp32")
-        return [fp32.encode(fragment, CodecTerms(fragment.numel())) for fragment in self.published.slow]
+        return [fp32.encode(each, CodecTerms(each.numel())) if each.numel() else b"" for each in self.published.slow]
 
     def slow(self) -> Sequence[Tensor]:
         """Return the slow weights of the current snapshot; read-only, not a copy."""
@@ -316,41 +349,21 @@ class Payloads(FragmentCodecs):
 
     @property
     def are_zero(self) -> bool:
-        """Whether all weights are zero, so there are none yet."""
-        return not any(bool(part.any()) for part in self.published.slow)
+        """Whether all weights are zero, so there are none yet; never of a keeper, which adopts the run's."""
+        return self._held_sizes == self.weight_sizes() and not any(bool(part.any()) for part in self.published.slow)
 
     def new_download(self) -> LocalPieceStore:
-        """Return a store for a donor's weights."""
-        return LocalPieceStore(self.weight_sizes())
+        """Return a store for a donor's weights, with room for the held fragments."""
+        return LocalPieceStore(self._held_sizes)
 
     def check_weights(self, parts: Sequence[bytes | bytearray]) -> None:
         """Raise RemoteError unless a donor's weights have the right shapes, are finite and within the codecs' range."""
-        self._check(parts, self.weight_sizes())
-
-    def _check(self, parts: Sequence[bytes | bytearray], sizes: Sequence[int]) -> None:
-        if [len(part) for part in parts] != list(sizes):
+        if [len(part) for part in parts] != self._held_sizes:
             raise RemoteError("its weights do not have the shapes of the model")
-        for part in parts:
+        for part in filter(None, parts):
             weights = torch.frombuffer(part, dtype=torch.float32)
             if not float(weights.abs().max()) <= codecs.LARGEST_MAGNITUDE:  # false for NaN
                 raise RemoteError("its weights are not finite")
-
-
-def with_pending(
-    snapshot: Snapshot, fragments: Sequence[int], pending: Iterable[tuple[int, Commit, Difference | Compared]]
-) -> Snapshot:
-    """Return the snapshot with those displacements of ``pending`` that it does not contain, on these fragments.
-
-    ``pending``: serial number, exchange and its difference, in the order in which the trainer applies them.
-    """
-    parts, has_changed = list(snapshot.parts), False
-    for serial, commit, difference in pending:
-        for number, part in zip(difference.mine.fragments, difference.parts, strict=True):
-            is_weight = number < len(snapshot.applied)
-            if is_weight and number in fragments and serial > snapshot.applied[number]:
-                parts[number] = parts[number] + displacement(part, commit.share, commit.clip_radius)
-                has_changed = True
-    return replace(snapshot, parts=tuple(parts)) if has_changed else snapshot
 
 
 def fingerprint_of(parts: Sequence[bytes | bytearray]) -> bytes:

@@ -1,4 +1,4 @@
-"""Short fingerprints of weights that estimate the distance of two copies, not only their equality.
+"""A donor's weights while they arrive, and sketches, which estimate the distance of two copies of weights.
 
 A count sketch (Charikar, Chen and Farach-Colton, 2002): every element gets a random sign and one of ``BUCKETS``
 buckets, and a bucket is the sum of its elements. The sketch is linear, and ``||S(a) - S(b)||`` squared estimates ``||a
@@ -11,11 +11,14 @@ Legend: n elements of one piece, K buckets.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from p2ptrain.base.errors import RemoteError
+from p2ptrain.swarm.download_plan import Span
 
 BUCKETS = 128
 """Buckets of a sketch, 512 bytes; the distance is then known to about 6 % (its square to 12.5 %)."""
@@ -53,3 +56,23 @@ def distance(mine: bytes, theirs: bytes) -> float:
         raise RemoteError("the sketch of its weights is not finite")
     shorter = min(np.linalg.norm(one), np.linalg.norm(other))
     return float(np.linalg.norm(other - one) / max(shorter, np.finfo(np.float32).tiny))
+
+
+class LocalPieceStore:
+    """``ports.PieceStore`` in this process: all fragments, of which only the received pieces are filled.
+
+    Args:
+        sizes: bytes of each fragment.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.whole = [bytearray(size) for size in sizes]
+
+    def store(self, span: Span, piece: bytes | bytearray | memoryview) -> None:
+        """Store a received piece."""
+        memoryview(self.whole[span.fragment])[span.start : span.stop] = piece
+
+    def sketch(self, span: Span, seed: int) -> bytes:
+        """Return the sketch of a stored piece."""
+        weights = torch.frombuffer(self.whole[span.fragment], dtype=torch.float32)
+        return sketch(weights[span.start // 4 : span.stop // 4], seed)

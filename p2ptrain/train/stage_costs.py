@@ -1,7 +1,7 @@
 """Costs of a model's units, for ``stages.balanced_cut``: seconds by a trial, bytes from the shapes.
 
 A trial builds three blocks of the model, not all. Each rank makes one on its device, one rank after the other on the
-CPU, and the leader cuts by the results of all.
+CPU, and all cut by the results of all.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from p2ptrain.train.activations import layer_values, loss_bytes
 from p2ptrain.train.autofit import CPU_TRIAL_TOKENS, TRIALS, Placement
 from p2ptrain.train.cross_entropy import summed_cross_entropy
 from p2ptrain.train.model import recompute_activations
-from p2ptrain.train.stages import StagePass, StageRange, UnitCosts, stage_model
+from p2ptrain.train.staged import StageModule
+from p2ptrain.train.stages import StageRange, UnitCosts, stage_model
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Decoder
@@ -102,7 +103,7 @@ def _pass(
     """Return a forward and backward pass of one stage."""
     model = stage_model(description, 0, device, stage)
     recompute_activations(model.flat.module, placement.recomputes)
-    forward_pass = StagePass(model, placement.autocast)
+    forward_pass = StageModule(model, placement.autocast)
     hidden_shape = sequences, tokens, description.config.hidden_size
     given, returned = torch.zeros(hidden_shape), torch.zeros(hidden_shape)
     ids, targets = (torch.zeros(sequences, tokens, dtype=torch.int64, device=device) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Pipeline stages of a model: contiguous runs of its blocks, one for each rank of a team.
+"""Pipeline stages of a model: contiguous runs of its blocks, one for each rank.
 
 A stage is the class of transformers with its list of blocks cut. The first stage has the embeddings, the last the final
 norm and the output layer; a stage after the first takes activations as ``inputs_embeds``. Parameters keep their names,
@@ -8,14 +8,13 @@ flat vector of the whole model.
 With tied embeddings the last stage holds a guest: a copy of the input embedding outside its flat vector. Its gradient
 is added to the original's in every inner step, and its values are copied anew before.
 
-Dimension letters: P parameters of a stage (padded), b sequences of a micro-batch, T tokens a sequence, D width, V
-vocabulary.
+Dimension letters: D width, V vocabulary.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -25,10 +24,8 @@ from torch import Tensor, nn
 from torch.nn import Module
 
 from p2ptrain.outer.flat import FlatLayout, flatten_module
-from p2ptrain.train.boundary import EXACT, Boundary
-from p2ptrain.train.model import FlatModel, autocast_to, build_module, shape_module
+from p2ptrain.train.model import FlatModel, build_module, shape_module
 from p2ptrain.train.partial_build import AllocationRecord
-from p2ptrain.train.pipeline_schedule import warm_up
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -184,55 +181,6 @@ def _cut_layer_types(base: Any, stage: StageRange) -> None:
         base.config.layer_types = [base.config.layer_types[index] for index in stage.blocks]
 
 
-class StagePass:
-    """Forward pass of one stage on its device, and the form in which its tensors travel between hosts.
-
-    Args:
-        model: the stage.
-        autocast: compute type of matrix products; None: the weights' own.
-        boundary: form of the activations between stages.
-    """
-
-    def __init__(self, model: StageModel, autocast: torch.dtype | None, boundary: Boundary = EXACT) -> None:
-        self.stage = model.stage
-        self.boundary = boundary
-        self.autocast = autocast
-        base: Any = model.flat.module.base_model
-        self._base = base
-        self._width: int = base.config.hidden_size
-        self._device = model.flat.theta.device
-
-    def __call__(
-        self,
-        given: Tensor,  # [b, T] int64 on the first stage, activations [b, T, D] on the others; on the device
-        positions: Tensor | None = None,  # [b, T] int64 on the device, of packed dialogues
-    ) -> Tensor:
-        """Return activations [b, T, D], with a graph."""
-        with autocast_to(self._device, self.autocast):
-            name = "input_ids" if self.stage.is_first else "inputs_embeds"
-            arguments = {name: given} if positions is None else {name: given, "position_ids": positions}
-            hidden: Tensor = self._base(**arguments, use_cache=False).last_hidden_state
-        return hidden
-
-    def buffer(self, sequences: int, tokens: int) -> Tensor:
-        """Return memory on the host for what another stage sends of a micro-batch, [b, T, W]."""
-        return torch.empty(sequences, tokens, self.boundary.elements(self._width), dtype=self.boundary.dtype)
-
-    def received(
-        self,
-        packed: Tensor,  # [b, T, W] on the host
-    ) -> Tensor:
-        """Return activations or gradients [b, T, D] on the device, in fp32."""
-        return self.boundary.unpack(packed.to(self._device))
-
-    def packed(
-        self,
-        values: Tensor,  # [b, T, D] on the device
-    ) -> Tensor:
-        """Return activations or gradients as they travel, [b, T, W] on the host."""
-        return self.boundary.pack(values).to("cpu")
-
-
 # --- where to cut -----------------------------------------------------------------------------------------------------
 
 
@@ -248,16 +196,6 @@ class UnitCosts:
     """Bytes that each unit keeps of one micro-batch for the backward pass."""
 
 
-def equal_cut(blocks: int, stages: int) -> tuple[StageRange, ...]:
-    """Cut into stages of equally many blocks; the first ones have one less if they do not divide.
-
-    Raises ValueError if there are fewer blocks than stages.
-    """
-    if not 1 <= stages <= blocks:
-        raise ValueError(f"{blocks} blocks cannot be cut into {stages} stages")
-    return _stages([blocks * index // stages for index in range(stages + 1)])
-
-
 def slowest_stage_s(costs: UnitCosts, stages: Sequence[StageRange]) -> float:
     """Return the seconds of the slowest stage for one micro-batch."""
     return max(
@@ -270,13 +208,12 @@ def balanced_cut(
     costs: UnitCosts,
     limits_bytes: Sequence[int | None],  # of each device, in the order of the stages; None: no limit
     micro_batches: int,  # of an inner step
-    starts: Container[int] | None = None,  # units where a stage may begin (``fragments.stage_starts``); None: all
-    is_eager: bool = False,  # the longer warm-up of ``pipeline_schedule``
 ) -> tuple[StageRange, ...] | None:
     """Cut so that the slowest stage is as fast as possible and each fits its device; None if no cut fits.
 
-    Each stage has at least one block. Of equally good cuts it takes one whose stages take little time in all. A stage
-    keeps the activations of as many micro-batches as its warm-up has.
+    Each stage has at least one block. Of equally good cuts it takes one whose stages take little time in all. In 1F1B
+    (Narayanan et al., arXiv 2104.04473) a stage keeps the activations of at most as many micro-batches as stages
+    follow it, and of its own.
 
     A dynamic program over the cuts, O(S L^2) for L blocks: the best cut of a prefix into s stages is the best over the
     start of the last one.
@@ -286,13 +223,12 @@ def balanced_cut(
         return None
     best: list[dict[int, tuple[tuple[float, float], list[int]]]] = [{0: ((0.0, 0.0), [0])}]
     for index, limit in enumerate(limits_bytes):
-        kept = warm_up(index, count, micro_batches, is_eager)
+        kept = min(micro_batches, count - index)
         sizes = [state + kept * own for state, own in zip(costs.state_bytes, costs.activation_bytes, strict=True)]
         needs, takes = _sums(sizes), _sums(costs.seconds[index])
         ends: Sequence[int] = [blocks]
         if index < count - 1:
-            later = range(index + 1, blocks - (count - index - 1) + 1)
-            ends = [end for end in later if starts is None or end + 1 in starts]  # unit 0 precedes the blocks
+            ends = range(index + 1, blocks - (count - index - 1) + 1)
         found: dict[int, tuple[tuple[float, float], list[int]]] = {}
         for end in ends:
             options = []

@@ -26,7 +26,7 @@ class WakingInbox(Deliveries, Protocol):
 
 
 class PeerLearner(LoopLearner, NetworkedLearner, Protocol):
-    """``Learner``, or what leads those of a team, as the application sees it. Any thread may read its numbers."""
+    """``Learner`` or ``Keeper`` as the application sees it. Any thread may read its numbers."""
 
     @property
     def inbox(self) -> WakingInbox: ...
@@ -58,8 +58,11 @@ class PeerLearner(LoopLearner, NetworkedLearner, Protocol):
         """Return the result of ``tell`` with the slow weights, which exports hold, as the current ones."""
 
 
-class TaskFigures(Protocol):
-    """Figures of an inner task; any thread may read them."""
+class PeerTask(Protocol):
+    """Inner task of a peer, such as ``train.inner.LanguageModelTask``.
+
+    Its methods belong to the trainer thread; any thread may read its figures.
+    """
 
     @property
     def device_name(self) -> str:
@@ -92,10 +95,6 @@ class TaskFigures(Protocol):
     @property
     def cpu_s(self) -> float:
         """CPU seconds of other processes that train for this one."""
-
-
-class PeerTask(TaskFigures, Protocol):
-    """Inner task of a peer, such as ``train.inner.LanguageModelTask``. Its methods belong to the trainer thread."""
 
     def held_out_loss(self, most_tokens: int, patience_s: float, goes_on: GoesOn) -> HeldOutLoss:
         """Read the held-out loss of the current weights in fp32.

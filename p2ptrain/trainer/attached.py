@@ -32,6 +32,8 @@ LOST = "lost"
 """Kind of the failure of a rank because another one has ended, which may have said why."""
 HEARTBEAT_S = 1.0
 """Seconds between two signs of life of a trainer that works on an answer."""
+IDLE_S = 60.0
+"""Seconds without a question, as of a peer that pauses, after which several ranks make sure that all are there."""
 
 Answers = Mapping[str, Callable[..., Mapping[str, Any]]]
 """What a trainer answers, by the name of the question; its arguments are JSON values."""
@@ -82,16 +84,17 @@ class Attachment:
         """Pass a note on to the node (``ports.Notebook``); any thread. Raises LineClosedError."""
         self._line.send({"note": kind, "fields": fields})
 
-    def serve(self, first: Mapping[str, Any], answers: Answers) -> None:
+    def serve(self, first: Mapping[str, Any], answers: Answers, on_idle: Callable[[], object] = lambda: None) -> None:
         """Answer questions until the node closes the line.
 
         Args:
             first: the answer that says that this trainer is ready.
+            on_idle: called every ``IDLE_S`` without a question.
         """
         self.answer(first)
         while True:
             try:
-                question = self.question()
+                question = self.question(on_idle)
             except LineClosedError:
                 return
             name = question.pop("ask")
@@ -101,13 +104,19 @@ class Attachment:
         """Answer the last question, or say that this trainer is ready. Raises LineClosedError."""
         self._line.send({"answer": dict(answer)})
 
-    def question(self) -> dict[str, Any]:
-        """Return the next question, with its name as "ask". Raises LineClosedError."""
+    def question(self, on_idle: Callable[[], object] = lambda: None) -> dict[str, Any]:
+        """Return the next question, with its name as "ask". Raises LineClosedError.
+
+        ``on_idle``: called every ``IDLE_S`` without one.
+        """
         self._works.clear()
-        while "ask" not in (found := self._received()):  # "enough", of an answer that has ended
-            pass
-        self._works.set()
-        return found
+        while True:
+            found = self._line.receive(IDLE_S)
+            if found is None:
+                on_idle()
+            elif "ask" in found:  # else "enough", of an answer that has ended
+                self._works.set()
+                return found
 
     def fail(self, kind: str, error: BaseException) -> None:
         """Say why this trainer ends; "user" for a UserError, ``LOST``, or another kind. Raises LineClosedError."""

@@ -103,7 +103,7 @@ def doctor(
         found += machine.device(device)
     with _errors_as_findings("compiler", found):
         found += machine.compiler(device, compile_mode(settings.compile, os.environ), os.environ)
-    others = range(0)
+    others = 0
     if team or at:
         with _errors_as_findings("team", found):
             others = machine.other_ranks(team, at, device)
@@ -124,7 +124,7 @@ def doctor(
             holders = examined.holders
     found += _material(manifest, Home(place), data, tokenizer, weights, holders)
     with _errors_as_findings("memory", found):
-        found += machine.memory(manifest, device, settings.memory_bytes, stages or settings.stages or None, len(others))
+        found += machine.memory(manifest, device, settings.memory_bytes, stages or settings.stages or None, others)
     found += _speed(manifest, device, settings, found)
     with _errors_as_findings("disk", found):
         found += machine.disk(place, manifest)

@@ -19,9 +19,9 @@ from p2ptrain.base.errors import DeviceError
 from p2ptrain.base.system_tool import ToolError, output_of
 from p2ptrain.cli import platform_fault
 from p2ptrain.manifest import Manifest, parameter_count
-from p2ptrain.team.lan_address import LanAddress, interface_of
 from peer.doctor.findings import Finding, bad, note, ok
 from peer.owner.settings import CompileMode
+from peer.training.lan_address import LanAddress, interface_of
 
 if TYPE_CHECKING:
     import torch
@@ -80,9 +80,9 @@ def device(name: str) -> list[Finding]:
     import torch
 
     from p2ptrain.train import accelerator
-    from peer.team.devices import choose_devices
+    from peer.training.devices import choose_devices
 
-    several = choose_devices(name)
+    several = choose_devices(name, tries=True)
     if len(several) > 1:
         return [each for chosen in several for each in device(str(chosen))]
     (chosen,) = several
@@ -132,7 +132,7 @@ def compiler(name: str, mode: CompileMode, environment: Mapping[str, str]) -> li
     """
     from p2ptrain.train.accelerator import triton_fault
     from p2ptrain.train.compiling import compiler_program
-    from peer.team.devices import choose_devices
+    from peer.training.devices import choose_devices
 
     kinds = {each.type: each for each in choose_devices(name)}
     if (chosen := kinds.get("cuda") or kinds.get("cpu")) is None:
@@ -149,24 +149,23 @@ def compiler(name: str, mode: CompileMode, environment: Mapping[str, str]) -> li
     return [ok("compiler", f"{program}{' and Triton' if chosen.type == 'cuda' else ''}; makes training faster")]
 
 
-def other_ranks(team: int | None, at: str | None, name: str) -> range:
-    """Return the numbers of the team's ranks on other computers. Raises UserError if the options are wrong."""
-    from peer.team import lan_options
-    from peer.team.devices import choose_devices
+def other_ranks(team: int | None, at: str | None, name: str) -> int:
+    """Return how many ranks other computers bring. Raises UserError if the options are wrong."""
+    from peer.training import devices
 
-    return lan_options.other_ranks(team, at, choose_devices(name))
+    return devices.other_ranks(team, at, devices.choose_devices(name))
 
 
 def team(at: str | None) -> list[Finding]:
-    """Check that other computers of the network can join a team here; nothing if no address is given."""
+    """Check that other computers of the network can join here; nothing if no address is given."""
     if at is None:
         return []
     place = LanAddress.parse(at)
     interface = interface_of(place.host)
-    if fault := _fault_to_listen(place.host, place.port):
+    if fault := place.fault_to_listen():
         fix = f"Stop the other program ({_listing(place.port)} names it), or name another port: --at {place.host}:PORT."
         return [bad("team", f"cannot listen at {place}: {fault.strerror}", fix)]
-    return [ok("team", f"other computers can join at {place} ({interface}); each checks its memory when it joins")]
+    return [ok("team", f"other computers can join at {place} ({interface}); nothing between them is encrypted")]
 
 
 def memory(
@@ -175,23 +174,23 @@ def memory(
     """Check that the run's model fits the memory of this machine and what the owner allows in settings.toml.
 
     Args:
-        others: ranks of the team on other computers.
+        others: ranks on other computers.
     """
     from peer.capacity import activation_bytes, check_memory, installed_memory
-    from peer.team.devices import check_team, choose_devices
+    from peer.training.devices import choose_devices, mesh_of
 
     there = f"{installed_memory() / 1e9:.1f} GB"
     if manifest is None:
         return [ok("memory", f"{there}; give a join LINK to check what its run needs")]
     arranged = ""
     try:
-        chosen, *rest = choose_devices(name)
+        chosen, *rest = choose_devices(name, tries=True)
         if rest or others or (stages or 1) > 1:
             devices = [chosen, *rest]
-            mesh = check_team(manifest, devices, stages, min(allowed_bytes, installed_memory()), others)
+            allowed_bytes = min(allowed_bytes, installed_memory())
+            mesh = mesh_of(manifest, devices, stages, allowed_bytes, others, asks_cards=True)
             if others:
-                words = f"{there}; {mesh}, and each computer checks its own when it joins"
-                return [ok("memory", words)]
+                return [ok("memory", f"{there}; {mesh}, and whether they fit is seen when all have joined")]
             arranged = f", in {mesh}"
         else:
             check_memory(manifest, chosen)

@@ -21,8 +21,8 @@ NOT_RUNNING = "not running"
 FINISHED = "finished"
 """State of a peer that reached the run's end and does not run."""
 SILENT = "does not answer"
-WAITING, WAITED_FOR = frozenset({"waiting for ranks"}), frozenset({"rank joined", "started", "ranks replaced"})
-"""Kinds of notes between which a team waits for its other computers."""
+WAITING, WAITED_FOR = frozenset({"waiting for ranks"}), frozenset({"started", "trainer returned"})
+"""Kinds of notes between which a peer waits for its other computers."""
 EARLY = "looking for the run's manifest, or building the model"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import os
 import shlex
@@ -14,7 +13,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import ModuleType
 from typing import Literal
 
 import click
@@ -22,6 +20,7 @@ from click.core import ParameterSource
 from rich.console import Console
 
 from p2ptrain.base.errors import UserError
+from p2ptrain.base.imports import package_of_clone
 from p2ptrain.base.input_file import InputFile
 from p2ptrain.base.text import PLAIN_WIDTH
 from p2ptrain.data.file_store import FILES_FOLDER, SETTINGS, named_files, named_weights, stored
@@ -29,8 +28,7 @@ from p2ptrain.manifest import PRESETS, Manifest, parameter_count
 from p2ptrain.page.listen_address import ListenAddress, check_listen_address
 from peer.options import WEIGHTS, FiniteRange
 from peer.testnet import report as reports
-from peer.testnet.plan import Plan, chosen_manifest, claimed, cut_at_layers, lay_out
-from peer.testnet.processes import PACKAGES
+from peer.testnet.plan import Plan, chosen_manifest, claimed, lay_out
 from peer.testnet.report import TestnetReport
 from peer.testnet.runner import Ending, Means, conduct, page_url
 from peer.testnet.watch import Watch
@@ -112,7 +110,7 @@ def testnet(
     """
     _refuse_mixtures(context, scenario is not None)
     if scenario is not None:
-        run_scenario = _laboratory().run_scenario
+        run_scenario = package_of_clone("lab", "--scenario").run_scenario
         place = out if _is_given(context, "out") else Path("out/lab") / scenario.stem
         return run_scenario(scenario, changes, stage, place, threads, page or "")
     chosen = chosen_manifest(preset, manifest)
@@ -133,14 +131,13 @@ def testnet(
         return EXIT_FAILED if report.failures else 0
     if page is not None:
         raise click.UsageError("--page cannot be used with --devices, which runs two testnets.")
-    chosen = cut_at_layers(chosen)
-    with_team, plain = (
+    with_several, plain = (
         _conducted(out / name, chosen, peers, False, seed, each, seconds, None, console)
-        for name, each in (("team", replace(means, devices=devices, stages=stages)), ("plain", means))
+        for name, each in (("several", replace(means, devices=devices, stages=stages)), ("plain", means))
     )
-    for line in reports.team_comparison(with_team, plain, devices):
+    for line in reports.devices_comparison(with_several, plain, devices):
         console.print(line, markup=False, soft_wrap=True)
-    return EXIT_FAILED if with_team.failures or plain.failures else 0
+    return EXIT_FAILED if with_several.failures or plain.failures else 0
 
 
 def _conducted(
@@ -178,21 +175,6 @@ def _kept_weights(source: Path | None, manifest: Manifest) -> Path | None:
     """Return the folder of the initial weights that the run's directory keeps; None if it has none or names none."""
     is_kept = source is not None and any(stored(source, file.sha256) for file in named_weights(manifest))
     return source / FILES_FOLDER if source is not None and is_kept else None
-
-
-def _laboratory() -> ModuleType:
-    """Import ``lab`` from the clone that this module is part of.
-
-    Raises UserError if there is no clone: the installed package has no laboratory.
-    """
-    if not (PACKAGES / "lab" / "__init__.py").is_file():
-        raise UserError(
-            "--scenario needs the laboratory, which the installed package does not contain.",
-            "Clone the repository, run `make install` in it, and use its .venv/bin/p2ptrain.",
-        )
-    if str(PACKAGES) not in sys.path:
-        sys.path.insert(0, str(PACKAGES))
-    return importlib.import_module("lab")
 
 
 def _refuse_mixtures(context: click.Context, is_scenario: bool) -> None:

@@ -102,18 +102,6 @@ def chosen_manifest(preset_name: str, source: Path | None) -> Manifest:
     return manifest
 
 
-def cut_at_layers(manifest: Manifest) -> Manifest:
-    """Return the manifest with fragments that begin with layers, as a peer on several devices needs them."""
-    if manifest.outer.cut == "layers":
-        return manifest
-    fragments = max(manifest.outer.fragments, manifest.model.config.num_hidden_layers)
-    each = fragments if manifest.outer.fragments == 1 else manifest.outer.fragments_per_exchange
-    return with_changes(
-        manifest,
-        {"outer.cut": "layers", "outer.fragments": fragments, "outer.fragments_per_exchange": each},
-    )
-
-
 @contextlib.contextmanager
 def claimed(out: Path, before: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Lock OUT and empty it of an earlier testnet. Raises HomeError if it holds anything but a testnet.

@@ -223,13 +223,13 @@ def _cells(figures: TrainerFigures | None) -> Sequence[str]:
     ]
 
 
-def team_comparison(team: TestnetReport, plain: TestnetReport, devices: str) -> list[str]:
+def devices_comparison(several: TestnetReport, plain: TestnetReport, devices: str) -> list[str]:
     """Return a line that compares a swarm whose first peer trains on several devices with one of plain peers."""
-    if team.measured is None or plain.measured is None:
+    if several.measured is None or plain.measured is None:
         return []
-    ours, theirs = team.measured.averaged_val_loss, plain.measured.averaged_val_loss
+    ours, theirs = several.measured.averaged_val_loss, plain.measured.averaged_val_loss
     return [
-        f"Held-out loss of the averaged model: {ours:.4f} with {team.peers[0].name} on {devices}, "
+        f"Held-out loss of the averaged model: {ours:.4f} with {several.peers[0].name} on {devices}, "
         f"{theirs:.4f} with plain peers alone (ratio {ours / theirs:.3f})"
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -13,14 +14,16 @@ from p2ptrain.train import accelerator
 from p2ptrain.train.ranks import Mesh
 from p2ptrain.train.stages import divisors_down
 from peer.capacity import StagePlace, check_team_memory
-from peer.training.lan_address import LanAddress, interface_of
 
 
-def choose_devices(names: str) -> list[torch.device]:
+def choose_devices(names: str, tries: bool = False) -> list[torch.device]:
     """Return the devices of these names, separated by commas, in their order; ``all``: all cards of one kind.
 
-    The first one becomes the current device of this thread. Raises DeviceError if one is missing, unusable or named
-    twice; the CPU may be.
+    Raises DeviceError if one is missing or named twice; the CPU may be.
+
+    Args:
+        tries: whether they are used, which takes memory of cards until this process ends; else they are counted. Also
+            raises DeviceError if one is unusable.
     """
     names = names.replace(" ", "")
     if DEVICES_NAME.fullmatch(names) is None:
@@ -30,7 +33,8 @@ def choose_devices(names: str) -> list[torch.device]:
         raise DeviceError(f"{names!r} lets this machine choose one of several devices.", "Name each device.")
     if names == "all":
         parts = _all_cards()
-    chosen = [accelerator.choose_device(name) for name in reversed(parts)][::-1]  # the first one last: it is current
+    choose = accelerator.choose_device if tries else accelerator.expected_device
+    chosen = [choose(name) for name in reversed(parts)][::-1]  # the first one last: it is current
     places = [(each.type, each.index or 0) for each in chosen]
     for device, place in zip(chosen, places, strict=True):
         if device.type != "cpu" and places.count(place) > 1:
@@ -46,7 +50,7 @@ def _all_cards() -> list[str]:
 
 
 def other_ranks(team: int | None, at: str | None, devices: Sequence[torch.device]) -> int:
-    """Return how many ranks other computers of the owner bring. Raises DeviceError if the options are wrong."""
+    """Return how many ranks other computers of the owner bring, one each. Raises DeviceError if that is not clear."""
     if team is None and at is None:
         return 0
     if team is None or at is None:
@@ -59,12 +63,16 @@ def other_ranks(team: int | None, at: str | None, devices: Sequence[torch.device
             f"--team {team} leaves no place for another computer, since this one has {len(devices)} devices.",
             f"Give --team {len(devices) + 1} for one more, or omit --team and --at.",
         )
-    interface_of(LanAddress.parse(at).host)
     return team - len(devices)
 
 
 def mesh_of(
-    manifest: Manifest, devices: Sequence[torch.device], stages: int | None, memory_bytes: float, others: int = 0
+    manifest: Manifest,
+    devices: Sequence[torch.device],
+    stages: int | None,
+    memory_bytes: float,
+    others: int = 0,
+    asks_cards: bool = False,
 ) -> Mesh:
     """Return the mesh of the ranks. Raises DeviceError if they cannot train the run.
 
@@ -73,6 +81,7 @@ def mesh_of(
         stages: of a replica; None: as many as possible, since each holds the less.
         memory_bytes: of this computer; that of others is not known.
         others: ranks on other computers.
+        asks_cards: whether cards are asked for their free memory, which takes some of it; else their ranks do.
     """
     ranks, sequences = len(devices) + others, manifest.training.sequences_per_step
     if ranks > sequences:
@@ -93,14 +102,14 @@ def mesh_of(
         raise DeviceError("Stages on devices of several kinds cannot exchange activations.", remedy)
     mesh = Mesh.of(ranks, stages)
     if not others:
-        check_team_memory(manifest, [_place(each) for each in devices], int(memory_bytes), mesh.replicas)
+        check_team_memory(manifest, [_place(each, asks_cards) for each in devices], int(memory_bytes), mesh.replicas)
     return mesh
 
 
-def _place(device: torch.device) -> StagePlace:
-    if device.type == "cpu" or accelerator.shares_host_memory(device):
+def _place(device: torch.device, asks_card: bool) -> StagePlace:
+    if device.type in ("cpu", "mps") or (asks_card and accelerator.shares_host_memory(device)):
         return StagePlace(str(device))
-    return StagePlace(str(device), accelerator.free_bytes(device))
+    return StagePlace(str(device), accelerator.free_bytes(device) if asks_card else sys.maxsize)
 
 
 def rank_threads(devices: Sequence[torch.device]) -> int:

@@ -31,26 +31,26 @@ with large_imports():
     from p2ptrain.train import accelerator
     from p2ptrain.train.autofit import place
     from p2ptrain.train.batches import CorpusReader
-    from p2ptrain.train.compiling import BackgroundCompiler
+    from p2ptrain.train.compiling import FOLDER, BackgroundCompiler
     from p2ptrain.train.initial_weights import stage_targets, targets
     from p2ptrain.train.inner import ArrivingStepResult, LanguageModelTask
-    from p2ptrain.train.libraries import FOLDER
     from p2ptrain.train.model import flat_model, in_memory
     from p2ptrain.train.ranks import Mesh, Ranks, is_lost, launched_ranks
     from p2ptrain.train.staged import StagedTask
     from p2ptrain.train.stages import StageModel, stage_model
     from p2ptrain.trainer.attached import LOST, Attachment, LogLines
     from p2ptrain.trainer.line import LineClosedError
-    from peer.capacity import compiler_fault, explained
+    from peer.capacity import activation_bytes, check_memory, compiler_fault, explained
     from peer.home import Home
     from peer.initial_weights import load_initial
     from peer.training.agreement import agree
     from peer.training.plan import OWNERS_FAULT, REMOTE, VECTORS, RemotePlan, TrainerPlan
 
-ANSWERS = ("step", "losses", "restore", "load", "store", "add", "tried", "held_out", "sample", "finish")
+ANSWERS = ("step", "losses", "restore", "load", "store", "add", "tried", "held_out", "sample", "finish", "idle")
 """Questions that a trainer answers, by methods of these names."""
-RESTING_S = 5.0
-"""Seconds without a step after which the compiler rests, too."""
+RESTING_S = 30.0
+"""Seconds without a step after which the compiler ends, to begin again with the next one: longer than most held-out
+losses and waits for partners, which would end it in vain. Guess: how soon owners notice that a pause still computes."""
 KILLED_FIRST = "500"
 """Added to this process's share of the memory, in thousandths, where the system chooses what to kill (proc(5)): after
 the compiler, before the node."""
@@ -84,6 +84,10 @@ class LanguageTrainer:
             return device, open_corpus(manifest, cache_directory(), *files, template_file=plan.path("template"))
 
         device, corpus = together(opened)
+        cpu_bytes, allowed_bytes = plan.activation_bytes, math.inf if plan.memory_bytes is None else plan.memory_bytes
+        if ranks is None and plan.devices != ("cpu",):  # of a card, the node knows little
+            check_memory(manifest, device)
+            cpu_bytes = activation_bytes(manifest, device, allowed_bytes)
         if ranks is not None:
             ranks.arrange(Mesh.of(len(plan.devices), plan.stages), device)
         rest = corpus, training, manifest.run.tokens, CorpusReader(manifest.run.seed, plan.peer)
@@ -93,14 +97,14 @@ class LanguageTrainer:
                 model = flat_model(manifest.model, manifest.run.seed, device)
                 whole = model.layout
             else:
-                agreed = agree(ranks, manifest, device, plan.activation_bytes, plan.most_sequences)
+                agreed = agree(ranks, manifest, device, cpu_bytes, plan.most_sequences)
                 stage = stage_model(manifest.model, manifest.run.seed, device, agreed.stages[ranks.stage])
                 model, whole = stage.flat, stage.whole
             if plan.begins:
                 wanted = targets(model) if stage is None else stage_targets(stage)
                 together(lambda: load_initial(manifest, home, plan.path("weights"), wanted))
             if stage is None:
-                placement = place(model, manifest.model, training, plan.activation_bytes, corpus.is_packed)
+                placement = place(model, manifest.model, training, cpu_bytes, corpus.is_packed)
                 placement = replace(placement, micro_batch=min(placement.micro_batch, plan.most_sequences))
             begin = 0 if stage is None else stage.offset
             self._piece = slice(begin, begin + model.layout.total)
@@ -133,13 +137,15 @@ class LanguageTrainer:
         self._ranks = ranks
         self._copies = vectors
         self._vectors = None if is_shared else (theta, first, second)
-        own = str(device), self._host is None, self._piece.start, self._piece.stop
+        card = None if attachment is None else accelerator.card_name(device)
+        own = str(device), card, self._host is None, self._piece.start, self._piece.stop
         all_ranks = [own] if ranks is None else ranks.gather(own)  # and all have written their weights
         self._shares = is_shared
         self._device_name = " + ".join(each[0] for each in all_ranks)
+        self._cards = [each[1] for each in all_ranks if each[1] is not None]
         if ranks is not None and ranks.mesh.replicas > 1:
             self._device_name += f" ({ranks.mesh})"
-        self._remote = [(rank, slice(*each[2:])) for rank, each in enumerate(all_ranks) if each[1]]
+        self._remote = [(rank, slice(*each[3:])) for rank, each in enumerate(all_ranks) if each[2]]
         """Ranks on other computers, and their pieces of the host vector."""
         self.is_final = False
         """Whether the run has ended."""
@@ -155,8 +161,7 @@ class LanguageTrainer:
         self._remaining_s: float | None = None
 
         def obstacle() -> str:
-            allowed = math.inf if plan.memory_bytes is None else plan.memory_bytes
-            return compiler_fault(manifest, device, self._task.micro_batch, allowed)
+            return compiler_fault(manifest, device, self._task.micro_batch, allowed_bytes)
 
         self.compiler = BackgroundCompiler(
             self._task,
@@ -171,7 +176,12 @@ class LanguageTrainer:
 
     def begin(self) -> dict[str, Any]:
         """Return the first answer."""
-        return {"guessing": self._tried.guessing, "shares": self._shares, **self._state()}
+        return {
+            "guessing": self._tried.guessing,
+            "shares": self._shares,
+            "cards": self._cards,
+            **self._state(),
+        }
 
     def step(self, progress: float, remaining_s: float | None) -> dict[str, Any]:
         """Make one inner step; return the losses that have arrived, of this step or of earlier ones, in order.
@@ -254,6 +264,10 @@ class LanguageTrainer:
     def sample(self, new_tokens: int) -> dict[str, Any]:
         """Write a text."""
         return {"text": self._task.sample(new_tokens)}
+
+    def idle(self) -> dict[str, Any]:
+        """Do nothing, within the longest wait of the ranks for each other."""
+        return {}
 
     def finish(self) -> dict[str, Any]:
         """Note that the run has ended."""
@@ -346,7 +360,8 @@ def live(attachment: Attachment | None) -> None:
     answers = {name: getattr(trainer, name) for name in ANSWERS}
     if ranks.rank == 0:
         assert attachment is not None
-        attachment.serve(trainer.begin(), {name: ranks.together(name, each) for name, each in answers.items()})
+        together = {name: ranks.together(name, each) for name, each in answers.items()}
+        attachment.serve(trainer.begin(), together, together["idle"])
         ranks.end()
         return
     if attachment is None:

@@ -41,7 +41,7 @@ class TrainerPlan(BaseModel):
     home: str
     peer: PeerId
     devices: tuple[str, ...]
-    """Of the ranks, in order; a rank on another computer has its own."""
+    """Names for ``choose_device``, of the ranks, in order; a rank on another computer has its own."""
     at: str | None = None
     """Address on which this computer waits for others; None: there are none."""
     others: int = 0

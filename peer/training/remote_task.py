@@ -31,7 +31,6 @@ from p2ptrain.base.errors import TrainerAwayError, UserError
 from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.ports import Notebook
 from p2ptrain.train.evaluate import NOT_READ, GoesOn, HeldOutLoss
-from p2ptrain.train.fast_weights import FastWeights, MirroredWeights
 from p2ptrain.train.learner import REWARM_STEPS
 from p2ptrain.trainer.host_vector import HostVector
 from p2ptrain.trainer.process import OnNote, TrainerDiedError, TrainerHandle
@@ -58,7 +57,7 @@ class RemoteStep:
 
 
 class RemoteTask:
-    """``ports.InnerTask``, ``ports.HeldOut`` and ``train.tasks.PeerTask`` of a trainer's process.
+    """``ports.RemoteInnerTask``, ``ports.HeldOut`` and ``train.tasks.PeerTask`` of a trainer's process.
 
     Args:
         plan: what to train.
@@ -87,6 +86,8 @@ class RemoteTask:
         self._notebook = notebook
         self._is_stopping = is_stopping
         self._host: HostVector | None = None
+        self.cards: list[str] = []
+        """Names of this computer's cards that train, as nvidia-smi knows them."""
         self.is_ahead = False
         """Whether the trainer makes a step that ``inner_step`` has not returned."""
         self.tokens_per_step = tokens_per_step
@@ -149,7 +150,7 @@ class RemoteTask:
             self._state = checked(trainer, State, restored)
         else:
             self._state = begun
-        self._guessing, self.shares = begun.guessing, begun.shares
+        self._guessing, self.shares, self.cards = begun.guessing, begun.shares, begun.cards
         self._plan = self._plan.model_copy(update={"begins": False})
 
     def _memory(self, layout: FlatLayout, vectors: int) -> tuple[HostVector, bool]:
@@ -231,7 +232,7 @@ class RemoteTask:
         return step
 
     def follow_with(self, progress: float | None) -> None:
-        """Let the next ``inner_step`` begin another step after its own (``ports.RunsAhead``)."""
+        """Let the next ``inner_step`` begin another step after its own (``ports.RemoteInnerTask``)."""
         self._next_progress = progress
 
     def read_losses(self) -> None:
@@ -270,6 +271,9 @@ class RemoteTask:
         displacement: Tensor,  # [stop - start]
     ) -> None:
         """Add a displacement to a piece of the trainer's weights."""
+        if self.shares:
+            self.theta[piece].add_(displacement)
+            return
         self._passing[piece].copy_(displacement)
         try:
             self._ask("add", Nothing, start=piece.start, stop=piece.stop)
@@ -390,7 +394,3 @@ class RemoteTask:
     def _figures(self) -> Figures:
         assert self._state is not None
         return self._state.figures
-
-    def fast_weights(self, pieces: Sequence[slice]) -> FastWeights:
-        """Return the weights in fragments, slices of [0, P), as a ``Learner`` needs them."""
-        return FastWeights(self, pieces) if self.shares else MirroredWeights(self, pieces)

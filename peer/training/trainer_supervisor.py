@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from p2ptrain.base.backoff import PAUSE_S, backoff
-from p2ptrain.base.errors import DeviceError
+from p2ptrain.base.errors import DeviceError, TrainerAwayError
 from p2ptrain.ports import Notebook
 from p2ptrain.trainer.process import TrainerDiedError, TrainerHandle
 
@@ -75,7 +75,8 @@ class TrainerSupervisor:
                         f"The trainer cannot start: {died}.",
                         "Its output is above. Try another --device; if it goes on, please report it.",
                     ) from died
-                self._closing.wait(self._mourn(died))
+                if self._closing.wait(self._mourn(died)):
+                    raise TrainerAwayError from died
 
     def close(self) -> None:
         """End the trainer and whatever starts another one."""

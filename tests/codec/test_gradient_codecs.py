@@ -10,7 +10,7 @@ from torch import Tensor
 
 from p2ptrain import codec
 from p2ptrain.base.errors import RemoteError
-from p2ptrain.codec import CodecTerms, Decodable, Feedback, LowRankCodec, TopKCodec, compress, effective_rank, matrices
+from p2ptrain.codec import CodecTerms, Decodable, LowRankCodec, TopKCodec, matrices
 from p2ptrain.codec.packing import (
     code_bytes,
     pack,
@@ -20,6 +20,8 @@ from p2ptrain.codec.packing import (
     unpack_twelve,
 )
 from p2ptrain.codec.shapes import matrix_at, near_square
+from sim.lockstep.feedback import Feedback, compress
+from sim.step_times import effective_rank
 
 
 def random(elements: int, seed: int, magnitude: float = 1.0) -> Tensor:

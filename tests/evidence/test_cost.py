@@ -23,8 +23,8 @@ from bench.cost import (
     utilization,
 )
 from p2ptrain.recipes import RECIPES
-from p2ptrain.sim.scenario import Scenario
-from p2ptrain.sim.simulate import simulate
+from sim.scenario import Scenario
+from sim.simulate import simulate
 
 # 10^9 bits of model, 10^8 bit/s, 10 inner steps of 1 s, 5 peers: a swap takes 10 s, a ring 16 s.
 ROUND = CostSetting(parameters=1e9, inner_step_s=1.0, inner_steps=10, up_bit_per_s=1e8, down_bit_per_s=2e8, peers=5)

@@ -51,12 +51,12 @@ def test_every_source_exists(source: str) -> None:
 def test_what_a_simulation_loads_is_covered() -> None:
     """Check that each module that simulates is covered, or only holds data types, errors or messages."""
     loaded = subprocess.run(
-        [sys.executable, "-c", "import sys, p2ptrain.sim.simulate, p2ptrain.sim.lm.pool; print(*sys.modules)"],
+        [sys.executable, "-c", "import sys, sim.simulate, sim.lm.pool; print(*sys.modules)"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
     ).stdout.split()
     covered = tuple(source.removesuffix(".py").replace("/", ".") for source in SOURCES)
-    others = {each for each in loaded if each.startswith("p2ptrain.") and not each.startswith(covered)}
+    others = {each for each in loaded if each.startswith(("p2ptrain.", "sim.")) and not each.startswith(covered)}
     assert {each.split(".")[1] for each in others} == {"base", "manifest", "ports", "statements"}

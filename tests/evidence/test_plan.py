@@ -16,7 +16,7 @@ from bench.evidence.run import digest, load
 from bench.evidence.scenario import MODELS, relative_size, scenario
 from bench.evidence.tuning import choice_of, quick
 from p2ptrain.recipes import RECIPES
-from p2ptrain.sim.scenario import Scenario
+from sim.scenario import Scenario
 
 CHOICE = Choice("swarm", 0.7, 0.6, 0.02)
 

@@ -16,11 +16,11 @@ from lab.scenario import Breakage, WireLie
 from lab.script import script_of
 from lab.stages import StageName
 from p2ptrain.base.errors import ScenarioError
-from p2ptrain.sim.lm.language import description
-from p2ptrain.sim.scenario import Lie
-from p2ptrain.sim.scenario_file import changed
 from p2ptrain.swarm import PRESENCE_LIFETIME_S
 from peer.saving import SAVE_PERIOD_S
+from sim.lm.language import description
+from sim.scenario import Lie
+from sim.scenario_file import changed
 
 SCENARIOS = sorted((Path(__file__).parent.parent / "scenarios").rglob("*.toml"))
 CONTAINERS = Path(__file__).parent.parent.parent / "docker" / "testnet.toml"

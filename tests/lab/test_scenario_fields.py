@@ -10,9 +10,9 @@ import pytest
 from lab import scenario as scenarios
 from lab.scenario import Limit, RealGroup, RealScenario
 from p2ptrain.base.errors import ScenarioError
-from p2ptrain.sim import scenario_file
-from p2ptrain.sim.scenario import Group, Scenario
-from p2ptrain.sim.scenario_file import changed
+from sim import scenario_file
+from sim.scenario import Group, Scenario
+from sim.scenario_file import changed
 
 HOME_LINES = Path(__file__).parent.parent.parent / "bench" / "scenarios" / "home_lines.toml"
 PARTED = 'partitions=[{at_s = 1, for_s = 1, sides = [["home"], ["bootstrap"]]}]'
@@ -58,7 +58,6 @@ def test_times_are_bounded(plain: dict[str, Any], change: str) -> None:
             BROKEN.replace("daemon_dies", "rank_dies"),
             "peers.home.troubles[0].what: rank_dies needs a peer on several devices",
         ),
-        ('peers.home.devices="cpu,cpu"', 'peers.home.devices: several need outer.cut = "layers"'),
         ('peers.home.devices="cpu;cpu"', "peers.home.devices: found 'cpu;cpu': devices are"),
         ("peers.home.leaves_every_s=9", "peers.home.leaves_every_s: give leaves_at_s, when the first peer leaves"),
         (

@@ -253,18 +253,3 @@ def test_a_run_that_is_not_there(tmp_path: Path, name: str, said: str) -> None:
     with pytest.raises(ManifestError, match=rf"{said} .*{name}") as caught:
         read_run(tmp_path / name)
     assert ("p2ptrain init" in caught.value.remedy) == (name == "run")
-
-
-@pytest.mark.parametrize(
-    ("preset_name", "changes", "cut"),
-    [
-        ("demo", {}, "even"),
-        ("llama-15m", {}, "layers"),
-        ("llama-135m", {}, "layers"),
-        ("llama-15m", {"outer.cut": "even"}, "even"),
-        ("llama-15m", {"outer.fragments": 9}, "even"),
-        ("demo", {"outer.fragments": 3}, "layers"),
-    ],
-)
-def test_a_new_run_is_cut_at_layers_where_there_are_enough(tmp_path: Path, preset_name, changes, cut) -> None:
-    assert create_run(tmp_path / "run", preset_name, changes).outer.cut == cut

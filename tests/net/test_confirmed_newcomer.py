@@ -25,14 +25,14 @@ from p2ptrain.net.weight_server import WeightServer
 from p2ptrain.outer.fragments import slices
 from p2ptrain.outer.step import OuterRule
 from p2ptrain.ports import Link
-from p2ptrain.sim.learners import QuadraticTask
 from p2ptrain.swarm import Peer, PeerState, Presence
 from p2ptrain.swarm.messages import Decline, DeclineReason, WeightsReply, WeightsRequest
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.payloads import Payloads, Snapshot
-from p2ptrain.train.piece_store import LocalPieceStore
 from p2ptrain.train.rules import LearnerRules
+from p2ptrain.train.sketch import LocalPieceStore
 from p2ptrain.wire import decode_message, encode_message
+from sim.learners import QuadraticTask
 
 RUN = RunId("ab" * 32)
 ME, DONORS = PeerId("newcomer"), tuple(map(PeerId, ("donor a", "donor b", "donor c")))

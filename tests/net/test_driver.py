@@ -28,7 +28,6 @@ from p2ptrain.net.payload import receive_payload, send_payload
 from p2ptrain.net.rpc import send_message as ask
 from p2ptrain.outer.fragments import slices
 from p2ptrain.outer.step import OuterRule
-from p2ptrain.sim.learners import QuadraticTask
 from p2ptrain.swarm import Offer, Peer, PeerState, Presence, Terms
 from p2ptrain.swarm.deadlines import PAYLOAD_BOUNDS_S
 from p2ptrain.swarm.events import Commit, LeaveRequested
@@ -36,6 +35,7 @@ from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason,
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.rules import LearnerRules
 from p2ptrain.wire import decode_message, encode_message
+from sim.learners import QuadraticTask
 
 RUN = RunId("ab" * 32)
 AMBER, BIRCH, CEDAR = PeerId("amber"), PeerId("birch"), PeerId("cedar")

@@ -24,14 +24,14 @@ from p2ptrain.manifest import OuterSection, SwarmSection
 from p2ptrain.net.driver import Driver, DriverEnvironment, at_once
 from p2ptrain.outer.fragments import slices
 from p2ptrain.recipes import RECIPES
-from p2ptrain.sim.learners import QuadraticTask
-from p2ptrain.sim.lockstep.lockstep import Lockstep, LockstepRules
-from p2ptrain.sim.network import SimulatedNetwork
-from p2ptrain.sim.peer import SimulatedPeer
-from p2ptrain.sim.world import World
 from p2ptrain.swarm import Peer, PeerState, Presence
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.rules import learner_rules, swarm_rules
+from sim.learners import QuadraticTask
+from sim.lockstep.lockstep import Lockstep, LockstepRules
+from sim.network import SimulatedNetwork
+from sim.peer import SimulatedPeer
+from sim.world import World
 
 RUN = RunId("ab" * 32)
 PEERS = [PeerId(name) for name in ("amber", "birch", "cedar", "dune")]

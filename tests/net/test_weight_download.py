@@ -25,8 +25,7 @@ from p2ptrain.net.weight_download import KEEP_S, REST_S, Downloader, _DonorChann
 from p2ptrain.net.weight_server import WeightServer
 from p2ptrain.ports import Link
 from p2ptrain.swarm.download_plan import PIECE_BYTES
-from p2ptrain.train.piece_store import LocalPieceStore
-from p2ptrain.train.sketch import sketch
+from p2ptrain.train.sketch import LocalPieceStore, sketch
 
 ME, GIVER, A, B, C = (PeerId(name) for name in ("me", "giver", "a", "b", "c"))
 

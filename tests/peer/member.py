@@ -19,13 +19,13 @@ from p2ptrain.outer.fragments import slices
 from p2ptrain.outer.step import OuterRule
 from p2ptrain.ports import Transport
 from p2ptrain.recipes import RECIPES
-from p2ptrain.sim.learners import QuadraticTask
 from p2ptrain.swarm import Counters, Peer, PeerState, Presence
 from p2ptrain.swarm.events import Applied, LeaveRequested
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.loop import Signals
 from p2ptrain.train.rules import LearnerRules
 from peer.participation import Participation, TrainerControl
+from sim.learners import QuadraticTask
 
 RUN = RunId("ab" * 32)
 P = 64

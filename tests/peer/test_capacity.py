@@ -28,7 +28,6 @@ from peer.capacity import (
     host_bytes,
     installed_memory,
 )
-from peer.team.devices import check_team
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 GIB = 1 << 30
@@ -76,7 +75,7 @@ def seven_billion() -> Manifest:
     return with_changes(preset("llama-135m", "ab" * 32), changes)
 
 
-def test_seven_billion_parameters_fit_a_team_that_has_the_memory() -> None:
+def test_seven_billion_parameters_fit_ranks_that_have_the_memory() -> None:
     run = seven_billion()
     assert parameter_count(run.model) == pytest.approx(6.7e9, rel=0.03)
     check_team_memory(run, [CARD_80, CARD_80], installed_bytes=256 * GB)
@@ -90,8 +89,8 @@ def test_seven_billion_parameters_fit_a_team_that_has_the_memory() -> None:
     ("places", "installed", "why"),
     [
         ([CARD_24, CARD_24], 512, r"take 10\d\.\d GB beside activations .* but cuda:0 has 24\.0 GB, cuda:0 has 24\.0"),
-        ([CARD_80, CARD_80], 64, r"a team of 2 ranks needs at least 1\d\d\.\d GB .* which has 64\.0 GB"),
-        ([HOST, HOST], 128, r"needs at least 2\d\d\.\d GB .* which has 128\.0 GB"),
+        ([CARD_80, CARD_80], 64, r"2 ranks need at least 1\d\d\.\d GB .* which has 64\.0 GB"),
+        ([HOST, HOST], 128, r"need at least 2\d\d\.\d GB .* which has 128\.0 GB"),
         ([CARD_80] * 33, 512, "has 32 layers, too few for 33 stages"),
     ],
 )
@@ -107,7 +106,7 @@ def test_replicas_hold_the_inner_state_again_and_the_outer_one_once() -> None:
     run = seven_billion()
     check_team_memory(run, [CARD_80] * 4, installed_bytes=256 * GB, replicas=2)
     check_team_memory(run, [HOST] * 4, installed_bytes=512 * GB, replicas=2)
-    with pytest.raises(DeviceError, match=r"a team of 4 ranks needs at least 3\d\d\.\d GB"):
+    with pytest.raises(DeviceError, match=r"4 ranks need at least 3\d\d\.\d GB"):
         check_team_memory(run, [HOST] * 4, installed_bytes=256 * GB, replicas=2)
     with pytest.raises(DeviceError, match="take 10"):
         check_team_memory(run, [CARD_80, CARD_80, CARD_80, CARD_24], installed_bytes=512 * GB, replicas=2)
@@ -115,21 +114,10 @@ def test_replicas_hold_the_inner_state_again_and_the_outer_one_once() -> None:
         check_team_memory(run, [CARD_80, CARD_80], installed_bytes=512 * GB, replicas=2)
 
 
-def test_the_runs_cut_is_named_where_it_keeps_devices_from_sharing_the_model() -> None:
-    run, host = with_changes(seven_billion(), {"outer.cut": "even"}), [torch.device("cpu")] * 2
-    assert str(check_team(seven_billion(), host, None, 290e9)) == "2 stages"
-    with pytest.raises(DeviceError, match=r"\(outer\.cut is 'even'\), so 2 devices hold the model 2 times instead"):
-        check_team(run, host, None, 290e9)
-    for memory_bytes, stages in ((100e9, None), (290e9, 1)):
-        with pytest.raises(DeviceError) as caught:
-            check_team(run if stages is None else seven_billion(), host, stages, memory_bytes)
-        assert "instead" not in caught.value.problem, "the cut is not the reason"
-
-
-def test_a_team_of_one_needs_what_one_process_does() -> None:
+def test_one_rank_needs_what_one_process_does() -> None:
     large = preset("llama-135m", "ab" * 32)
     check_team_memory(large, [HOST], installed_bytes=10 * GB)
-    with pytest.raises(DeviceError, match="needs at least"):
+    with pytest.raises(DeviceError, match="1 ranks need at least"):
         check_team_memory(large, [HOST], installed_bytes=4 * GB)
 
 

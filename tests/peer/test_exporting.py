@@ -9,7 +9,6 @@ import json
 import os
 import re
 import resource
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,21 +17,20 @@ import pytest
 import torch
 from click.testing import CliRunner
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from trained_model import generate_tokens, load_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from p2ptrain import checkpoint
 from p2ptrain.base.errors import UserError
-from p2ptrain.checkpoint import Share
 from p2ptrain.data.corpus import open_corpus
 from p2ptrain.data.tokenizer import JsonTokenizer, load_tokenizer
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.manifest.model_config import model_section
-from p2ptrain.train.generate import Sampling, generate_tokens
+from p2ptrain.train.generate import Sampling
 from p2ptrain.train.model import flat_model
 from peer import cli, exported_weights, exporting, loading
 from peer.exporting import export
 from peer.home import Home
-from peer.model import load_model, newest
 from peer.trained import language_model
 
 WHOLE = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
@@ -436,26 +434,6 @@ def test_a_large_model_is_written_in_shards_with_an_index(
     }
     for one, other in zip(small.parameters(), large.parameters(), strict=True):
         assert torch.equal(one, other)
-
-
-@pytest.mark.usefixtures("in_process")
-def test_a_checkpoint_of_a_team_is_exported_as_that_of_one_process(home: Home, tmp_path: Path) -> None:
-    export(home, tmp_path / "plain")
-    text = load_model(home)[0].theta.clone()
-    slow = newest(home)[1]["slow"]
-    shutil.rmtree(home.checkpoints)
-    known, cut = checkpoint.Checkpoints(home.checkpoints), len(slow) // 32 * 16
-    known.prepare(1)
-    digests = {
-        share.file: checkpoint.write_part(home.checkpoints, 1, share, {"slow": part})
-        for share, part in zip((Share(0, 2), Share(1, 2)), (slow[:cut], slow[cut:]), strict=True)
-    }
-    known.conclude({"step": 1}, digests)
-    export(home, tmp_path / "team")
-    assert names_in(tmp_path / "team") == WHOLE
-    for name in WHOLE:
-        assert (tmp_path / "team" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes(), name
-    assert torch.equal(load_model(home)[0].theta, text)  # what ``p2ptrain generate`` reads
 
 
 @pytest.mark.usefixtures("in_process")

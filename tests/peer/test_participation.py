@@ -241,32 +241,6 @@ def test_after_the_final_gossip_no_other_core_changes_the_weights(mode: Mode | N
     run_in_virtual_time(stage())
 
 
-def test_a_peer_whose_training_failed_stays_away_whatever_its_owner_says_until_it_comes_back() -> None:
-    async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
-        participation = amber.participation
-        assert not participation.is_away
-        participation.leave()
-        await until(lambda: participation.is_away)
-        assert network.records[amber.peer].state is PeerState.LEAVING
-        for mode in (Mode.PAUSED, Mode.SWARM):
-            participation.set_mode(mode)
-            await asyncio.sleep(30)
-            assert participation.is_away
-        participation.come_back()
-        await until(lambda: not participation.is_away)
-        await more_exchanges(amber, 3)
-        participation.leave()
-        participation.set_mode(Mode.PAUSED)
-        participation.come_back()
-        await asyncio.sleep(30)
-        assert participation.is_away, "its owner paused it meanwhile"
-        participation.set_mode(Mode.SWARM)
-        await more_exchanges(amber, 3)
-
-    _, _, why = play(scene)
-    assert why == "stopped by its owner"
-
-
 def test_away_before_it_ever_began() -> None:
     async def stage() -> None:
         network = MemoryNetwork(latency=0.01)

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from swarm import TOGETHER, Swarm
+from trained_model import generate_tokens, load_model
 from transformers import AutoTokenizer
 
 from p2ptrain.data.chat_tokens import ChatEncoder
-from p2ptrain.train.generate import Sampling, generate_tokens
+from p2ptrain.train.generate import Sampling
 from peer.exporting import export
 from peer.home import Home
-from peer.model import load_model, newest, run_template
+from peer.model import newest, run_template
 from peer.trained.evaluate_command import evaluate
 from tests.data.dialogues import COLOURS, chat_corpus, made, write_jsonl
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from p2ptrain import cli
-from p2ptrain.sim.command import simulate
+from sim.command import simulate
 
 SCENARIO = """
 [run]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.sim.scenario import Scenario
-from p2ptrain.sim.scenario_file import changed, parse
+from sim.scenario import Scenario
+from sim.scenario_file import changed, parse
 
 Make = Callable[..., Scenario]
 

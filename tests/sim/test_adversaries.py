@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from p2ptrain.codec import get
-from p2ptrain.sim.adversaries import Adversary, falsified
-from p2ptrain.sim.report import SimulationReport
-from p2ptrain.sim.scenario import Scenario
-from p2ptrain.sim.scenario_file import ScenarioError
-from p2ptrain.sim.simulate import simulate
 from p2ptrain.train.payloads import Payloads, Snapshot
+from sim.adversaries import Adversary, falsified
+from sim.report import SimulationReport
+from sim.scenario import Scenario
+from sim.scenario_file import ScenarioError
+from sim.simulate import simulate
 
 Make = Callable[..., Scenario]
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from p2ptrain.base.errors import ScenarioError
-from p2ptrain.sim import report as reports
-from p2ptrain.sim.scenario_file import changed, parse, read
-from p2ptrain.sim.simulate import simulate
+from sim import report as reports
+from sim.scenario_file import changed, parse, read
+from sim.simulate import simulate
 
 TIMES = ("arrives_at_s", "arrives_over_s", "leaves_at_s", "stays_s", "latency_s", "step_s")
 RATES = ("up_mbit_s", "down_mbit_s")

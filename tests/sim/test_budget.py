@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.sim.scenario import Scenario
-from p2ptrain.sim.simulate import begin
-from p2ptrain.sim.simulation import Simulation
+from sim.scenario import Scenario
+from sim.simulate import begin
+from sim.simulation import Simulation
 
 STEPS = 100
 """Outer steps of each peer, if all are equal; the last one ends up to 1 % beyond the budget."""

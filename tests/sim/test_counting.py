@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.sim.scenario import Scenario
-from p2ptrain.sim.simulate import begin
-from p2ptrain.sim.simulation import Simulation
+from sim.scenario import Scenario
+from sim.simulate import begin
+from sim.simulation import Simulation
 
 QUADRATIC = {"kind": "quadratic", "parameters": 4096, "tokens_per_step": 3}
 BYTES = {"kind": "bytes", "parameters": 4096, "tokens_per_step": 3}

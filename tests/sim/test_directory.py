@@ -5,9 +5,9 @@ from __future__ import annotations
 from random import Random
 
 from p2ptrain.base.ids import PeerId, RunId
-from p2ptrain.sim.directory import MOST, REPLICAS, REQUEST_BYTES, SimulatedDirectory
-from p2ptrain.sim.sizes import presence_bytes
 from p2ptrain.swarm import PeerState, Presence
+from sim.directory import MOST, REPLICAS, REQUEST_BYTES, SimulatedDirectory
+from sim.sizes import presence_bytes
 
 RUN = RunId("5" * 64)
 

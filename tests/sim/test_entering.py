@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.sim.scenario import Scenario
-from p2ptrain.sim.simulate import begin
-from p2ptrain.sim.simulation import Simulation
+from sim.scenario import Scenario
+from sim.simulate import begin
+from sim.simulation import Simulation
 
 STEP_S, TOKENS_PER_STEP, INNER_STEPS = 0.06, 256, 20
 OUTER_STEP_S = STEP_S * INNER_STEPS

@@ -9,9 +9,9 @@ from torch import Tensor
 from p2ptrain.outer.forms import consensus_step
 from p2ptrain.outer.step import OuterRule, OuterState
 from p2ptrain.recipes import RECIPES
-from p2ptrain.sim.learners import QuadraticTask
-from p2ptrain.sim.lockstep.lockstep import Lockstep, LockstepRules
 from p2ptrain.train.outer_phase import OuterPhase
+from sim.learners import QuadraticTask
+from sim.lockstep.lockstep import Lockstep, LockstepRules
 
 N, P, H, ROUNDS = 4, 12, 5, 20
 ROUNDING = 1e-12

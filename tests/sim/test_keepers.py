@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from p2ptrain.base.errors import ScenarioError
-from p2ptrain.sim.scenario import Scenario
-from p2ptrain.sim.scenario_file import changed, parse
-from p2ptrain.sim.simulate import begin
-from p2ptrain.sim.simulation import Simulation
 from p2ptrain.swarm import PeerState
 from p2ptrain.train.keeper import Keeper
+from sim.scenario import Scenario
+from sim.scenario_file import changed, parse
+from sim.simulate import begin
+from sim.simulation import Simulation
 
 QUADRATIC = {"kind": "quadratic", "parameters": 8192, "spread": 0.3, "noise": 0.05}
 CHANGES = ("outer.fragments=8", "outer.fragments_per_exchange=2", "outer.exchanges_per_step=2", "run.outer_steps=40")

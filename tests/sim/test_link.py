@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 from p2ptrain.base.ids import LinkId, PeerId
-from p2ptrain.sim.link import LinkEnd
-from p2ptrain.sim.peer import SimulatedPeer
 from p2ptrain.swarm.events import Event, LinkFailed, Swap
+from sim.link import LinkEnd
+from sim.peer import SimulatedPeer
 
 ENCODED = SimpleNamespace(parts=[b"a payload"])
 

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 from p2ptrain.base.ids import RunId
-from p2ptrain.codec import CodecTerms, LowRankCodec, effective_rank
+from p2ptrain.codec import CodecTerms, LowRankCodec
 from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.outer.fragments import slices
-from p2ptrain.sim.learner_pool import swarm_rules_of
-from p2ptrain.sim.learning import LanguageModelLearner
-from p2ptrain.sim.lm.language import LanguageLearnerPool, description, make_pool
-from p2ptrain.sim.lockstep.ensemble import EnsembleSimulation, Lossy
-from p2ptrain.sim.scenario import Scenario
-from p2ptrain.sim.step_times import RankStepTimes
 from p2ptrain.train.model import build_module
 from p2ptrain.train.payloads import Payloads, Snapshot
 from p2ptrain.train.rules import codecs_of, fragments_of, matrices_of
+from sim.learner_pool import swarm_rules_of
+from sim.learning import LanguageModelLearner
+from sim.lm.language import LanguageLearnerPool, description, make_pool
+from sim.lockstep.ensemble import EnsembleSimulation, Lossy
+from sim.scenario import Scenario
+from sim.step_times import RankStepTimes, effective_rank
 
 RANK = 2
 OUTER: dict[str, Any] = {

@@ -15,8 +15,8 @@ from commanding import SCENARIO, run
 from p2ptrain import cli
 from p2ptrain.base.errors import OutputError
 from p2ptrain.page.listen_address import ListenAddress
-from p2ptrain.sim import scenario_file
-from p2ptrain.sim.serving import simulate_and_show
+from sim import scenario_file
+from sim.serving import simulate_and_show
 
 
 class Gone(io.StringIO):
@@ -89,7 +89,7 @@ def test_a_reader_who_goes_after_the_pages_address_costs_no_report(path: Path, m
         if "ended" in text:
             raise OutputError("The output cannot be written: Broken pipe.", "")
 
-    monkeypatch.setattr("p2ptrain.sim.serving.until_interrupted", lambda: None)
+    monkeypatch.setattr("sim.serving.until_interrupted", lambda: None)
     report = simulate_and_show(
         scenario_file.load(path),
         ListenAddress.parse("0"),

@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from p2ptrain.base.errors import ScenarioError
-from p2ptrain.sim import report as reports
-from p2ptrain.sim.scenario import Scenario
-from p2ptrain.sim.simulate import simulate
-from p2ptrain.sim.tables import by_group, changed_settings, comparison, summary
+from sim import report as reports
+from sim.scenario import Scenario
+from sim.simulate import simulate
+from sim.tables import by_group, changed_settings, comparison, summary
 
 
 def test_what_is_saved_is_read_back(make, tmp_path: Path):

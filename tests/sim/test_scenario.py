@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from p2ptrain.base.errors import ScenarioError
-from p2ptrain.sim.scenario import Scenario
-from p2ptrain.sim.scenario_file import changed, load, parse, simulated
-from p2ptrain.sim.simulate import simulate
-from p2ptrain.sim.step_times import inner_steps
+from sim.scenario import Scenario
+from sim.scenario_file import changed, load, parse, simulated
+from sim.simulate import simulate
+from sim.step_times import inner_steps
 
 EXAMPLES = sorted((Path(__file__).parent.parent.parent / "bench" / "scenarios").glob("*.toml"))
 

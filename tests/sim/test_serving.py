@@ -10,10 +10,10 @@ import pytest
 
 from p2ptrain.base.errors import ScenarioError
 from p2ptrain.page.listen_address import ListenAddress
-from p2ptrain.sim import scenario_file
-from p2ptrain.sim.serving import MOST_EVENTS, SimulationView, simulate_and_show
-from p2ptrain.sim.simulate import begin, simulate
-from p2ptrain.sim.simulation import Simulation
+from sim import scenario_file
+from sim.serving import MOST_EVENTS, SimulationView, simulate_and_show
+from sim.simulate import begin, simulate
+from sim.simulation import Simulation
 
 ROUGH = Path(__file__).parent.parent.parent / "bench" / "scenarios" / "rough_weather.toml"
 CHANGES = ["run.outer_steps=12"]

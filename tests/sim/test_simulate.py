@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from p2ptrain.sim.report import SimulationReport
-from p2ptrain.sim.simulate import begin, simulate
+from sim.report import SimulationReport
+from sim.simulate import begin, simulate
 
 
 def learnt(make, *changes: str, groups=None) -> SimulationReport:
@@ -179,8 +179,8 @@ def test_the_order_of_sets_decides_nothing(make, tmp_path):
     )
     code = (
         "import sys, hashlib, pathlib\n"
-        "from p2ptrain.sim.scenario import Scenario\n"
-        "from p2ptrain.sim.simulate import simulate\n"
+        "from sim.scenario import Scenario\n"
+        "from sim.simulate import simulate\n"
         "scenario = Scenario.model_validate_json(pathlib.Path(sys.argv[1]).read_text())\n"
         "print(hashlib.sha256(repr(simulate(scenario).model_dump(exclude={'cost'})).encode()).hexdigest())\n"
     )

@@ -11,9 +11,9 @@ from p2ptrain import framing, wire
 from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.net.payload import send_payload
 from p2ptrain.ports import Link
-from p2ptrain.sim.sizes import message_bytes, payload_bytes, presence_bytes
 from p2ptrain.swarm import DeclineReason, PeerState, Presence, Terms
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, Offer, WeightsReply, WeightsRequest
+from sim.sizes import message_bytes, payload_bytes, presence_bytes
 
 RUN = RunId("ab" * 32)
 counts = st.one_of(st.integers(0, 200), st.integers(0, 70_000), st.integers(0, 2**40))

@@ -13,7 +13,7 @@ from commanding import SCENARIO, run
 
 from p2ptrain import cli
 from p2ptrain.base import files
-from p2ptrain.sim import simulate as door
+from sim import simulate as door
 
 
 @pytest.fixture

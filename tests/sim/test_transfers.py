@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2ptrain.sim.transfers import Pipe, Transfers
-from p2ptrain.sim.world import World
+from sim.transfers import Pipe, Transfers
+from sim.world import World
 
 
 class Lines:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from p2ptrain.sim.world import World
+from sim.world import World
 
 
 def test_whatever_is_scheduled_when_comes_in_the_order_of_time_and_then_of_scheduling() -> None:

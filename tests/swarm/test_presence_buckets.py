@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.base.ids import PeerId, RunId
-from p2ptrain.sim.directory import SimulatedBuckets
 from p2ptrain.swarm.presence_buckets import (
     LOST,
     MAX_GETS,
@@ -28,6 +27,7 @@ from p2ptrain.swarm.presence_buckets import (
     home,
 )
 from p2ptrain.swarm.rules import ANNOUNCE_PERIOD_S, PRESENCE_LIFETIME_S
+from sim.directory import SimulatedBuckets
 
 RUN = RunId("ab" * 32)
 PEERS = [PeerId(f"peer{number}") for number in range(10_000)]

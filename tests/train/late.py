@@ -15,9 +15,6 @@ class LateEvent:
         self.is_past = False
         self._copies = copies
 
-    def query(self) -> bool:
-        return self.is_past
-
     def synchronize(self) -> None:
         if not self.is_past:
             self.waits.append(self.name)
@@ -41,17 +38,10 @@ class LateCopies(DeviceCopies):
     def result(self, values: Tensor) -> Arrival:
         return self._arrival("result", (values,))
 
-    def snapshot(self, parts: list[Tensor]) -> Arrival:
-        return self._arrival("snapshot", tuple(part.clone() for part in parts))
-
-    def buffer(self, like: Tensor) -> Tensor:
-        return torch.full_like(like, torch.nan)
-
     def arrive(self) -> None:
         """Let everything arrive that is on its way."""
         for event in self.events:
-            if not event.is_past:
-                event.arrive()
+            event.arrive()
 
     def _arrival(self, kind: str, parts: tuple[Tensor, ...]) -> Arrival:
         copies = tuple(torch.full_like(part, torch.nan) for part in parts)

@@ -9,6 +9,7 @@ import json
 import math
 import sys
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.model import flat_model
 from p2ptrain.train.ranks import Mesh, Ranks, shares
 from p2ptrain.train.staged import StagedTask
-from p2ptrain.train.stages import equal_cut, stage_model
+from p2ptrain.train.stages import StageRange, stage_model
 
 CPU = torch.device("cpu")
 BLOCKS, SEQUENCES, MICRO_BATCH, TOKENS = 4, 8, 2, 16
@@ -63,6 +64,12 @@ FIELDS = {
     "GPT2LMHeadModel": {"hidden_act": "gelu_new"},
     "GPTNeoXForCausalLM": {"hidden_act": "gelu", "rope_theta": 10_000.0},
 }
+
+
+def equal_cut(blocks: int, stages: int) -> tuple[StageRange, ...]:
+    """Cut into stages of equally many blocks; the first ones have one less if they do not divide."""
+    cuts = [blocks * index // stages for index in range(stages + 1)]
+    return tuple(StageRange(index, stages, range(*run)) for index, run in enumerate(pairwise(cuts)))
 
 
 @dataclass(frozen=True)

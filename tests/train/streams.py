@@ -6,13 +6,11 @@ only when the host waits for a later event of its stream, or at the end. Until t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 CUDA = torch.device("cuda")
@@ -31,16 +29,12 @@ class LazyEvent:
 
 
 class LazyStream:
-    def __init__(self, device: torch.device | None = None) -> None:
+    def __init__(self) -> None:
         self.work: list[Callable[[], object]] = []
         self.done = 0
-        self.recorded: list[Tensor] = []
 
     def record_event(self) -> LazyEvent:
         return LazyEvent(self)
-
-    def wait_event(self, event: LazyEvent) -> None:
-        self.work.append(event.synchronize)
 
     def run(self, place: int) -> None:
         while self.done < place:
@@ -49,30 +43,16 @@ class LazyStream:
             with _disable_current_modes():
                 work()
 
-    def finish(self) -> None:
-        self.run(len(self.work))
-
 
 class LazyStreams(TorchDispatchMode):
     """What ``device_copies`` uses of ``torch.cuda``, and the queues."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.compute = self.current = LazyStream()
-        self.all = [self.compute]
-
-    def new_stream(self, device: torch.device) -> LazyStream:
-        self.all.append(LazyStream(device))
-        return self.all[-1]
+        self.compute = LazyStream()
 
     def current_stream(self, device: torch.device) -> LazyStream:
-        return self.current
-
-    @contextmanager
-    def stream(self, stream: LazyStream) -> Iterator[None]:
-        before, self.current = self.current, stream
-        yield
-        self.current = before
+        return self.compute
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -80,22 +60,15 @@ class LazyStreams(TorchDispatchMode):
         if function.is_view or function is torch.ops.aten.empty.memory_format:
             return function(*args, **kwargs)
         if function._schema.is_mutable:
-            self.current.work.append(lambda: function(*args, **kwargs))
+            self.compute.work.append(lambda: function(*args, **kwargs))
             return args[0]
         result = torch.full_like(function(*args, **kwargs), torch.nan)
-        self.current.work.append(lambda: result.copy_(function(*args, **kwargs)))
+        self.compute.work.append(lambda: result.copy_(function(*args, **kwargs)))
         return result
 
 
 @pytest.fixture
 def lazy_streams(monkeypatch: pytest.MonkeyPatch) -> LazyStreams:
     streams = LazyStreams()
-    monkeypatch.setattr(torch.cuda, "Stream", streams.new_stream)
     monkeypatch.setattr(torch.cuda, "current_stream", streams.current_stream)
-    monkeypatch.setattr(torch.cuda, "stream", streams.stream)
-    to = Tensor.to
-    monkeypatch.setattr(
-        Tensor, "to", lambda self, where, **how: to(self, "cpu", copy=True) if where == CUDA else to(self, where, **how)
-    )
-    monkeypatch.setattr(Tensor, "record_stream", lambda self, stream: stream.recorded.append(self))
     return streams

@@ -3,9 +3,10 @@
 import pytest
 import torch
 from families import DESCRIPTIONS, description
+from trained_model import generate_tokens
 
 from p2ptrain.data.tokenizer import ByteTokenizer
-from p2ptrain.train.generate import Sampling, generate_text, generate_tokens, stream_tokens, text_pieces
+from p2ptrain.train.generate import Sampling, generate_text, stream_tokens, text_pieces
 from p2ptrain.train.model import build_module
 
 PROMPT = list(b"12 times ")

@@ -10,6 +10,7 @@ import pytest
 import torch
 from families import DESCRIPTIONS, description
 from safetensors.torch import load_file, save_file
+from staged_rank import equal_cut
 from torch import Tensor
 
 from p2ptrain.base.errors import CorpusError, WeightsError
@@ -17,7 +18,7 @@ from p2ptrain.manifest import Decoder
 from p2ptrain.train import initial_weights
 from p2ptrain.train.initial_weights import BUFFERS, check_weights, load_weights, stage_targets, targets
 from p2ptrain.train.model import build_module, flat_model
-from p2ptrain.train.stages import equal_cut, stage_model
+from p2ptrain.train.stages import stage_model
 
 CPU = torch.device("cpu")
 LLAMA = "LlamaForCausalLM"

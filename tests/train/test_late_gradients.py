@@ -9,14 +9,15 @@ from test_learner import LINK, TERMS, P, commit, exchange, quadratic
 
 from p2ptrain.base.errors import RemoteError
 from p2ptrain.base.telemetry import MemoryLog
-from p2ptrain.codec import CodecTerms, LowRankCodec, agree, effective_rank, get, proposal_for, proposal_size
+from p2ptrain.codec import CodecTerms, LowRankCodec, agree, get, proposal_for, proposal_size
 from p2ptrain.outer.adaptive import RANK_WINDOW
 from p2ptrain.outer.fragments import slices
 from p2ptrain.outer.step import OuterRule
 from p2ptrain.recipes import RECIPES
-from p2ptrain.sim.lockstep.lockstep import Lockstep, LockstepRules
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.rules import LearnerRules
+from sim.lockstep.lockstep import Lockstep, LockstepRules
+from sim.step_times import effective_rank
 
 H, RULE = 4, OuterRule(0.7, 0.5)
 BOTH_STREAMS = (0, 1, 2, 3)
@@ -78,7 +79,7 @@ def test_a_second_exchange_in_a_phase_sends_what_the_first_one_mixed():
     for each in peers:
         each.settle()
     late = [torch.cat(each.payloads.published.parts[2:]) for each in peers]
-    own = [torch.cat([piece.late[f] for f in range(2)]) for piece in (each._weights for each in peers)]
+    own = [torch.cat([piece.late[f] for f in range(2)]) for piece in (each.state for each in peers)]
     for shown, kept in zip(late, own, strict=True):
         assert torch.equal(shown, kept)
     torch.testing.assert_close(late[1], late[2])
@@ -91,12 +92,12 @@ def test_an_exchange_that_comes_after_the_next_outer_step_moves_no_late_gradient
     encoded = one.payloads.encode(BOTH_STREAMS), other.payloads.encode(BOTH_STREAMS)
     found = one.payloads.difference(encoded[0], encoded[1].parts)
     phase(one)
-    before = [part.clone() for part in one._weights.late]
+    before = [part.clone() for part in one.state.late]
     terms = one.payloads  # delivered one phase too late
     assert terms.published.step == 2
     one.inbox.deliver(commit(TERMS, TERMS), found)
     one.settle()
-    assert all(torch.equal(part, was) for part, was in zip(one._weights.late, before, strict=True))
+    assert all(torch.equal(part, was) for part, was in zip(one.state.late, before, strict=True))
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
@@ -125,7 +126,7 @@ def test_a_newcomer_forgets_its_own_late_gradient():
     phase(one, donor, one)
     one.inbox.adopt(LINK, 5, 20.0, [bytearray(part) for part in donor.payloads.weights()])
     one.settle()
-    assert not any(part.any() for part in one._weights.late)
+    assert not any(part.any() for part in one.state.late)
     slow = one.slow
     phase(one)
     assert torch.equal(one.slow, slow), "its first step after that has no average yet"
@@ -207,7 +208,7 @@ def test_what_a_message_left_out_comes_with_the_next_one():
     own, said = torch.zeros(P), torch.zeros(P)
     for _ in range(30):
         phase(one, other)
-        own += torch.cat(one._weights.late)
+        own += torch.cat(one.state.late)
         mine = one.payloads.encode((2, 3), *[one.payloads.proposals((2, 3))] * 2)
         said += torch.cat([codec.decode(part, terms) for part, terms in zip(mine.parts, mine.terms, strict=True)])
         exchange(one, other, (2, 3))

@@ -15,11 +15,11 @@ from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.outer.fragments import slices
 from p2ptrain.outer.step import OuterRule
 from p2ptrain.recipes import RECIPES
-from p2ptrain.sim.learners import QuadraticTask
 from p2ptrain.swarm import PeerState, Terms
 from p2ptrain.swarm.events import Adopted, Applied, Commit, ExchangeDue, OuterStepDone, TrainingEnded, Unfit
 from p2ptrain.train.learner import REWARM_STEPS, Learner
 from p2ptrain.train.rules import LearnerRules
+from sim.learners import QuadraticTask
 
 P = 3000
 LINK = LinkId(PeerId("amber"), 1, outbound=True)
@@ -195,7 +195,7 @@ def test_t3_an_exchange_after_another_that_is_not_applied_yet_keeps_the_mean(rec
         moved = torch.randn(P, generator=torch.Generator().manual_seed(5))
         one.task.theta.add_(moved)
         before[0][1] += moved
-        one._show()
+        one.state.show(one.step)
     exchange(one, others[1])
     settled(*peers)
     for place in (0, 1):
@@ -501,7 +501,7 @@ def test_a_broken_inner_phase_is_dropped_and_training_goes_on(poison):
     each.advance()
     assert torch.equal(slow(each), before)
     assert torch.equal(each.task.theta, before)
-    assert each._notebook.kinds() == ["discarded"]
+    assert each.state._notebook.kinds() == ["discarded"]
     for _ in range(4):
         each.advance()
     assert torch.isfinite(slow(each)).all()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from families import description
 from packed import LENGTHS, PADDING, codes, packed_corpus
+from staged_rank import equal_cut
 from test_stages import gradients
 
 from p2ptrain.data.packing import IGNORED, decoded_rows
@@ -20,7 +21,8 @@ from p2ptrain.train.evaluate import validation_loss
 from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.model import build_module, flat_model, summed_loss
 from p2ptrain.train.sequence_parts import parts_of, predicted_count
-from p2ptrain.train.stages import PARTS, StagePass, equal_cut, stage_model
+from p2ptrain.train.staged import StageModule
+from p2ptrain.train.stages import PARTS, stage_model
 
 CPU = torch.device("cpu")
 TOKENS = 16
@@ -74,7 +76,7 @@ def test_stages_of_packed_dialogues_are_the_whole_model(architecture):
     parts = parts_of(batch())
     hidden = parts.inputs
     for model in models:
-        hidden = StagePass(model, None)(hidden, parts.positions)
+        hidden = StageModule(model, None)(hidden, parts.positions)
     expected = whole.module.base_model(input_ids=parts.inputs, use_cache=False, **parts.arguments).last_hidden_state
     assert torch.equal(hidden, expected)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from team_rank import BLOCKS, CPU, FIELDS, TOKENS, Case
+from staged_rank import BLOCKS, CPU, FIELDS, TOKENS, Case
 
 from p2ptrain.manifest.model import parameter_count
 from p2ptrain.train import stage_costs

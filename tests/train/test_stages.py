@@ -6,19 +6,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from team_rank import BLOCKS, CPU, FIELDS, Case, corpus
+from staged_rank import BLOCKS, CPU, FIELDS, Case, corpus, equal_cut
 
 from p2ptrain.train import stages
 from p2ptrain.train.cross_entropy import summed_cross_entropy
 from p2ptrain.train.model import build_module, flat_model, summed_loss
 from p2ptrain.train.optimizer import hidden_matrices
+from p2ptrain.train.staged import StageModule
 from p2ptrain.train.stages import (
     PARTS,
-    StagePass,
     StageRange,
     UnitCosts,
     balanced_cut,
-    equal_cut,
     fitting_micro_batch,
     stage_model,
 )
@@ -36,7 +35,7 @@ def chained_loss(models, batch, autocast=None):
     """Pass a batch through stages in one process, with a graph."""
     hidden = batch[:, :-1]
     for model in models:
-        hidden = StagePass(model, autocast)(hidden)
+        hidden = StageModule(model, autocast)(hidden)
     return summed_cross_entropy(hidden.flatten(0, 1), models[-1].output, batch[:, 1:].flatten(), autocast)
 
 
@@ -166,10 +165,7 @@ def test_the_cut_is_the_best_of_all(data):
     limits = data.draw(st.lists(st.none() | st.integers(0, 60), min_size=count, max_size=count), label="limits")
     micro_batches = data.draw(st.integers(1, 4), label="micro-batches")
     possible = [cut for cut in all_cuts(blocks, count) if fits(costs, limits, micro_batches, cut)]
-    starts = data.draw(st.none() | st.sets(st.integers(0, blocks)), label="starts")
-    if starts is not None:
-        possible = [cut for cut in possible if all(each.is_first or each.blocks.start + 1 in starts for each in cut)]
-    found = balanced_cut(costs, limits, micro_batches, starts)
+    found = balanced_cut(costs, limits, micro_batches)
     if not possible:
         assert found is None
         return
@@ -196,8 +192,6 @@ def test_a_large_output_layer_counts():
 
 @pytest.mark.parametrize(("blocks", "stages"), [(4, 5), (4, 0)])
 def test_stages_without_blocks_are_refused(blocks, stages):
-    with pytest.raises(ValueError, match="blocks cannot be cut into"):
-        equal_cut(blocks, stages)
     assert balanced_cut(UnitCosts([[1.0] * 6] * stages, [1] * 6, [1] * 6), [None] * stages, 4) is None
 
 

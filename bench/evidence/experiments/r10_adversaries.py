@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench.evidence.cells import CellSetting, block
 from bench.evidence.contenders import SWARM_2
 from bench.evidence.layout import Experiment, ResultTable, columns, rows
-from p2ptrain.sim.scenario import Lie
+from sim.scenario import Lie
 
 LIES: tuple[Lie, ...] = ("scaled", "flipped", "stale", "random")
 HONEST, LIARS = 6, 2

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import lru_cache
 
 from hivemind.p2p import PeerID
 from hivemind.proto import p2pd_pb2
@@ -63,6 +64,7 @@ def far_end(info: p2pd_pb2.StreamInfo) -> FarEnd:
     return FarEnd(peer_of(info.peer), place_of(info.addr))
 
 
+@lru_cache(address.REMEMBERED)
 def peer_of(multihash: bytes) -> PeerId:
     return PeerId(PeerID(multihash).to_base58())
 
@@ -92,6 +94,7 @@ async def read_message(stream: Stream, most: int = MAX_MESSAGE_BYTES) -> bytes:
     raise OSError(f"a message length of more than {MAX_LENGTH_BYTES} bytes")
 
 
+@lru_cache(address.REMEMBERED)
 def raw(peer: PeerId) -> bytes:
     """Encode a peer id for p2pd. Raises NetworkError if it is invalid."""
     try:

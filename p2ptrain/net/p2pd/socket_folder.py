@@ -16,8 +16,6 @@ from p2ptrain.base.files import cause
 LONGEST_PARENT = 50
 """Bytes. A socket path has at most 104 (macOS), of which our folder and file names take up to 50."""
 FOLDER_PREFIX = "p2ptrain."
-RENDEZVOUS_SUFFIX = ".rendezvous"
-"""End of the name of a file in which the ranks of a team meet (``train.team_group.Rendezvous``)."""
 
 
 class SocketFolder:
@@ -103,7 +101,7 @@ def _swept(folder: Path) -> bool:
         if os.fstat(lock).st_uid != os.getuid():
             return False
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if all(entry.is_socket() or entry.suffix == RENDEZVOUS_SUFFIX for entry in folder.iterdir()):
+        if all(entry.is_socket() for entry in folder.iterdir()):
             shutil.rmtree(folder, ignore_errors=True)
         return not folder.exists()
     except OSError:

@@ -8,17 +8,16 @@ serve the tests (seeds, saved findings, random damage) and ``fuzz_campaign``, wh
 - wire: frames, messages, payloads, codecs, addresses, join links, manifests;
 - directory: the DHT's records, requests and answers; relays; libp2p certificates;
 - admission: certificates, invites, access lists, receipts, and the gate before a conversation;
-- services: requests to the small services, and their answers;
-- team: what the ranks of a team tell each other.
+- services: requests to the small services, and their answers.
 """
 
-from fuzz_targets import admission, directory, services, team, wire
+from fuzz_targets import admission, directory, services, wire
 from fuzz_targets.common import Target
 
 
 def targets() -> dict[str, Target]:
     """Return all targets by name."""
-    return {**wire.targets(), **directory.targets(), **admission.targets(), **services.targets(), **team.targets()}
+    return {**wire.targets(), **directory.targets(), **admission.targets(), **services.targets()}
 
 
 __all__ = ["Target", "targets"]

@@ -60,8 +60,7 @@ from p2ptrain.net.weight_server import WeightServer
 from p2ptrain.page.metrics import exposition
 from p2ptrain.receipts import Book, Objection, Receipt
 from p2ptrain.train.payloads import Payloads, Snapshot
-from p2ptrain.train.piece_store import LocalPieceStore
-from p2ptrain.train.sketch import SKETCH_BYTES
+from p2ptrain.train.sketch import SKETCH_BYTES, LocalPieceStore
 
 OURS = RemoteError, NetworkError
 """Errors that may end a conversation: the callers and the transport of a service expect them."""

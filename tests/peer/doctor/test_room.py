@@ -163,7 +163,7 @@ def test_a_compiler_is_named_and_a_missing_one_is_a_note() -> None:
 def test_a_card_needs_triton_too(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], has_triton: bool, words: str
 ) -> None:
-    monkeypatch.setattr(accelerator, "choose_device", lambda name: torch.device(name))
+    monkeypatch.setattr(accelerator, "expected_device", torch.device)
     monkeypatch.setattr(accelerator.importlib.util, "find_spec", lambda name: object() if has_triton else None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     (found,) = machine.compiler("cuda:0", "auto", {"CXX": "sh"})

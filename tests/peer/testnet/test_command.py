@@ -54,18 +54,18 @@ def test_a_scenario_can_be_watched_except_on_hosts_that_no_link_leads_to(
 
 def test_a_scenario_without_a_clone_is_refused_kindly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check an installed package without the repository around it."""
-    monkeypatch.setattr("peer.testnet.command.PACKAGES", tmp_path)
-    with pytest.raises(UserError, match="--scenario needs the laboratory") as caught:
+    monkeypatch.setattr("p2ptrain.base.imports.CLONE", tmp_path)
+    with pytest.raises(UserError, match="--scenario needs a clone") as caught:
         testnet(["--scenario", "it.toml"], standalone_mode=False)
     assert "make install" in caught.value.remedy
 
 
-def test_the_package_that_is_shipped_holds_no_laboratory() -> None:
+def test_the_package_that_is_shipped_has_neither_laboratory_nor_simulator() -> None:
     config = configparser.ConfigParser(interpolation=None)
     config.read(ROOT / "setup.cfg")
     packages = find_packages(str(ROOT), include=config["options.packages.find"]["include"].split())
     assert "peer.testnet" in packages
-    assert [each for each in packages if "lab" in each.split(".")] == []
+    assert [each for each in packages if {"lab", "sim"} & set(each.split("."))] == []
 
 
 def test_a_testnet_finds_the_files_that_the_runs_directory_keeps(tmp_path: Path) -> None:

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from trained_model import generate_tokens, load_model
 
 from p2ptrain import checkpoint
 from p2ptrain.base.errors import CorpusError, UserError
 from p2ptrain.cli import cli
 from p2ptrain.data.chat_template import ChatTemplate, Message
 from p2ptrain.manifest import SignedManifest
-from p2ptrain.train.generate import Sampling, generate_tokens
+from p2ptrain.train.generate import Sampling
 from p2ptrain.train.model import flat_model
 from peer.home import Home
-from peer.model import load_model
 from peer.trained import chat as conversation
 from peer.trained import chat_command
 from peer.trained.chat import DROPPED, NO_TEMPLATE, TOO_LONG

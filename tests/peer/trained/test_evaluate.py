@@ -12,6 +12,7 @@ import torch
 from click.testing import CliRunner, Result
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, processors
+from trained_model import load_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from p2ptrain.base.errors import UserError
@@ -19,7 +20,6 @@ from p2ptrain.data.corpus import open_corpus
 from p2ptrain.data.stream import cache_directory
 from p2ptrain.train.evaluate import validation_loss
 from peer.home import Home
-from peer.model import load_model
 from peer.trained.chat_command import chat
 from peer.trained.evaluate_command import evaluate
 

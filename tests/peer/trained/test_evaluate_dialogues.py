@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from trained_model import load_model
 
 from p2ptrain import checkpoint
 from p2ptrain.base.errors import UserError
@@ -21,7 +22,6 @@ from p2ptrain.train.model import flat_model, summed_loss
 from p2ptrain.train.sequence_parts import predicted_count
 from peer import exporting
 from peer.home import Home
-from peer.model import load_model
 from peer.trained.evaluate_command import evaluate
 from tests.data.dialogues import chat_corpus, made, write_jsonl
 

@@ -13,13 +13,13 @@ import huggingface_hub
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from trained_model import load_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from p2ptrain import checkpoint
 from p2ptrain.base.errors import UserError
 from p2ptrain.manifest import SIGNED_FILE, JoinLink, SignedManifest
 from peer.home import Home
-from peer.model import load_model
 from peer.trained import publishing
 from peer.trained.publish_command import publish
 from peer.trained.publishing import Publication

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from trained_model import load_model
 
 from p2ptrain import checkpoint
 from p2ptrain.data.corpus import open_corpus
@@ -17,7 +18,6 @@ from p2ptrain.manifest import SignedManifest
 from p2ptrain.train.evaluate import validation_loss
 from p2ptrain.train.model import flat_model
 from peer.home import Home
-from peer.model import load_model
 from peer.trained.chat_command import chat
 from peer.trained.evaluate_command import evaluate
 from peer.trained.publish_command import publish

@@ -1,7 +1,7 @@
 """Inner optimization of simulated language models."""
 
-from p2ptrain.sim.learning import LanguageModelLearner
-from p2ptrain.sim.lm.language import training
+from sim.learning import LanguageModelLearner
+from sim.lm.language import training
 
 
 def test_a_learners_numbers_are_those_of_its_training():

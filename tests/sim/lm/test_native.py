@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from p2ptrain.manifest import preset, with_changes
-from p2ptrain.sim.lm import native
-from p2ptrain.sim.lm.native import NativeLlama
-from p2ptrain.sim.lm.stacked import StackedLlama
 from p2ptrain.train.compiling import compiler_program
 from p2ptrain.train.model import flat_model
+from sim.lm import native
+from sim.lm.native import NativeLlama
+from sim.lm.stacked import StackedLlama
 
 pytestmark = pytest.mark.skipif(compiler_program(os.environ) is None, reason="there is no C++ compiler")
 

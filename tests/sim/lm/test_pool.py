@@ -14,15 +14,15 @@ from p2ptrain.data.corpus import Corpus
 from p2ptrain.data.split import split_stream
 from p2ptrain.data.tokenizer import ByteTokenizer
 from p2ptrain.manifest import preset, with_changes
-from p2ptrain.sim.lm import pool as pool_module
-from p2ptrain.sim.lm.pool import LanguageModelPool
-from p2ptrain.sim.lm.text import Text, shares
 from p2ptrain.train.autofit import Placement
 from p2ptrain.train.batches import CorpusReader
 from p2ptrain.train.compiling import compiler_program
 from p2ptrain.train.evaluate import validation_loss
 from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.model import flat_model
+from sim.lm import pool as pool_module
+from sim.lm.pool import LanguageModelPool
+from sim.lm.text import Text, shares
 
 TINY = {
     "model.config.hidden_size": 16,

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from p2ptrain.manifest import preset, with_changes
-from p2ptrain.sim.lm import kernels
-from p2ptrain.sim.lm.stacked import StackedLlama
 from p2ptrain.train.model import flat_model, summed_loss
+from sim.lm import kernels
+from sim.lm.stacked import StackedLlama
 
 CPU = torch.device("cpu")
 SMALL = {

@@ -11,9 +11,9 @@ import torch
 from pydantic import ValidationError
 
 from p2ptrain.codec import CodecTerms, LowRankCodec, TopKCodec
-from p2ptrain.sim.lockstep.ensemble import EnsembleSimulation, Lossy
-from p2ptrain.sim.scenario import MEGABIT, Scenario
-from p2ptrain.sim.simulate import simulate
+from sim.lockstep.ensemble import EnsembleSimulation, Lossy
+from sim.scenario import MEGABIT, Scenario
+from sim.simulate import simulate
 
 OUTER = {
     "recipe": "diloco",
