@@ -257,7 +257,7 @@ def test_what_failed_it_is_told_even_where_nothing_can_be_saved_any_more(
 ) -> None:
     """Check an error of CUDA, after which nothing can be read from the device."""
     at_inner_step(monkeypatch, 8, fail_with(ZeroDivisionError()))
-    monkeypatch.setattr("p2ptrain.train.weights.Weights.state_dict", fail_with(RuntimeError("CUDA error: unspecified")))
+    monkeypatch.setattr("p2ptrain.host.state.HostState.state_dict", fail_with(RuntimeError("CUDA error: unspecified")))
     with pytest.raises(ZeroDivisionError):
         run(PeerOptions(None, home.path))
     assert [note["why"] for note in notes(home, "not saved")] == ["RuntimeError: CUDA error: unspecified"]
