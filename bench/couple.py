@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench.network_thread import NetworkThread
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.data.corpus import open_corpus
@@ -44,9 +45,8 @@ from p2ptrain.train.autofit import Placement, place
 from p2ptrain.train.batches import CorpusReader
 from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.model import flat_model
-from peer.app import CODEC_THREADS
 from peer.network import Connection
-from peer.network_thread import NetworkThread
+from peer.swarm_life import CODEC_THREADS
 
 CPU = torch.device("cpu")
 TOKENS = 1000

@@ -27,8 +27,8 @@ import click
 import torch
 
 from bench.couple import language_model_task, manifest_of
+from bench.network_thread import NetworkThread
 from lab.busy import KINDS
-from peer.network_thread import NetworkThread
 
 TICK_S = 0.01
 WINDOW_S = 4.0

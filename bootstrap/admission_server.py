@@ -16,9 +16,9 @@ from bootstrap.messages import Say
 from p2ptrain.admission import Gate, InviteRegister
 from p2ptrain.admission.author import ACCESS_LIST_FILE, author_of, load_access_list
 from p2ptrain.base import files
+from p2ptrain.base.background import in_background
 from p2ptrain.base.errors import AdmissionError, HomeError, NetworkError
 from p2ptrain.base.ids import PeerId
-from p2ptrain.base.logging_setup import reporting
 from p2ptrain.base.text import command_line
 from p2ptrain.manifest import KEY_FILE, SignedManifest
 from p2ptrain.net.access_list_store import AccessListStore
@@ -54,9 +54,7 @@ class AdmissionServer:
     async def watch(self, node: Node) -> None:
         """Keep the newest access list in the file, in the DHT and here, until cancelled. Survives NetworkError."""
         shelf = AccessListStore(lambda: node.dht, self.gate, self._learnt)
-        keeping = asyncio.create_task(shelf.run())
-        keeping.add_done_callback(reporting("the access list store"))
-        try:
+        async with in_background(shelf.run()):
             while True:
                 await asyncio.sleep(LOOK_EVERY_S)
                 if self._look():
@@ -64,9 +62,6 @@ class AdmissionServer:
                         await shelf.store()
                     except NetworkError:
                         continue  # the store tries again within a minute
-        finally:
-            keeping.cancel()
-            await asyncio.wait([keeping])
 
     def _look(self) -> bool:
         stamp = self._stamp()

@@ -41,7 +41,7 @@ from p2ptrain.swarm import Presence
 from p2ptrain.swarm.events import Announce
 from p2ptrain.swarm.messages import Accept, Message, Offer, WeightsReply
 from p2ptrain.wire import MAX_KNOWN, decode_message, encode_message
-from peer.app import run_peer
+from peer.app import run
 from peer.assembly import PeerOptions
 from sim.adversaries import Adversary
 from sim.scenario import Lie
@@ -331,7 +331,7 @@ def hostile(lie: str, link: str, home: Path, nickname: str, local: bool) -> None
     def disguise(environment: DriverEnvironment, learner: Learner, progress: float) -> DriverEnvironment:
         return WireAdversary(lie, progress).wrapped(environment, learner)
 
-    run_peer(PeerOptions(JoinLink.parse(link), home, nickname=nickname, local=local), disguise)
+    run(PeerOptions(JoinLink.parse(link), home, nickname=nickname, local=local), disguise)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,9 @@ port              real                            in memory
 ================  ==============================  ====================================
 InnerTask         train.inner.LanguageModelTask   sim.learners.QuadraticTask
 RemoteInnerTask   peer.training.RemoteTask        none: such a task is in this process
-ExchangePayloads  host.payloads.Payloads         sim.counting.CountingLearner
-PieceStore        host.sketch.LocalPieceStore  the same
-DonorWeights      host.payloads.Payloads         the same, with small tensors
-Deliveries        host.inbox.Inbox               sim.counting.CountingLearner
+ExchangePayloads  host.payloads.Payloads          sim.counting.CountingLearner
+DonorWeights      host.payloads.Payloads          the same, with small tensors
+Deliveries        host.inbox.Inbox                sim.counting.CountingLearner
 Link              net.links.StreamLink            tests: memory_network.MemoryLink
 Transport         net.transport.P2PTransport      tests: memory_network.MemoryTransport
 Directory         net.directory.DhtDirectory      tests: memory_network.MemoryDirectory
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class InnerTask(Protocol):
-    """Inner optimization: a model's flat weights and one training step on them. Owned by the trainer thread."""
+    """Inner optimization: a model's flat weights and one training step on them. Owned by the training thread."""
 
     @property
     def theta(self) -> Tensor:
@@ -100,7 +99,7 @@ NOT_READ = HeldOutLoss(math.nan, 0, 0)
 
 
 class HeldOut(Protocol):
-    """Evaluation of the current fast weights. Owned by the trainer thread."""
+    """Evaluation of the current fast weights. Owned by the training thread."""
 
     @property
     def guessing(self) -> float:
@@ -192,19 +191,6 @@ class ExchangePayloads(Protocol):
         """
 
 
-class PieceStore(Protocol):
-    """Store of a donor's weights while they arrive, fp32. Any thread may call it; it may raise NetworkError."""
-
-    @property
-    def whole(self) -> Opaque:
-        """The weights, for ``DonorWeights.check_weights`` and ``Deliveries.adopt`` once all pieces are here."""
-
-    def store(self, span: Span, piece: bytearray) -> None: ...
-
-    def sketch(self, span: Span, seed: int) -> bytes:
-        """Return the sketch of a stored piece, to compare with another donor's."""
-
-
 class DonorWeights(Protocol):
     """Slow weights for newcomers, and the check of a donor's. Any thread may call it."""
 
@@ -220,11 +206,8 @@ class DonorWeights(Protocol):
     def sketch(self, span: Span, seed: int) -> bytes:
         """Return the sketch of a piece of the current weights, to compare with another donor's."""
 
-    def new_download(self) -> PieceStore:
-        """Return a store for a donor's weights; it frees them once nothing refers to it."""
-
     def check_weights(self, parts: Opaque) -> None:
-        """Raise RemoteError unless a donor's weights (``PieceStore.whole``) may replace ours."""
+        """Raise RemoteError unless a donor's weights (``host.sketch.PieceStore.whole``) may replace ours."""
 
 
 class LearnerPayloads(ExchangePayloads, DonorWeights, Protocol):

@@ -11,8 +11,7 @@ In an open run this module does nothing.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from p2ptrain.admission import Gate, InviteCredential, Refusal, remedy
@@ -22,7 +21,6 @@ from p2ptrain.base.backoff import PAUSE_S, backoff
 from p2ptrain.base.clock import CLOCK_SKEW_S, steady, wall
 from p2ptrain.base.errors import AdmissionError, HomeError, NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId
-from p2ptrain.base.logging_setup import reporting
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net.access_list_store import AccessListStore
 from p2ptrain.net.admission_service import ADMISSION_PROTOCOL, LIMITS, AdmissionHandler, ask_access_list, come_in
@@ -45,7 +43,7 @@ _CURED_BY_INVITE = (Refusal.NO_INVITE, Refusal.NOT_GENUINE, Refusal.LATE, Refusa
 class AdmissionClient:
     """Admission of one peer to one run. ``gate`` is None if the run is open.
 
-    ``enter`` runs in the network loop before anything else of the run, ``updating`` for as long as the peer runs.
+    ``enter`` runs before anything else of the run, ``update`` for as long as the peer runs.
     """
 
     def __init__(
@@ -140,19 +138,10 @@ class AdmissionClient:
             if why is not None:
                 raise AdmissionError(f"This run does not let this peer in: {why.text}.", remedy(why, self._me))
 
-    @contextlib.asynccontextmanager
-    async def updating(self) -> AsyncIterator[None]:
-        """Keep our access list and the DHT's in sync while the block runs."""
-        if self.gate is None:
-            yield
-            return
-        store = AccessListStore(lambda: self._connection.node.dht, self.gate, self._access_list_changed)
-        task = asyncio.create_task(store.run())
-        task.add_done_callback(reporting("the update of the access list"))
-        try:
-            yield
-        finally:
-            task.cancel()
+    async def update(self) -> None:
+        """Keep our access list and the DHT's in sync until cancelled."""
+        if self.gate is not None:
+            await AccessListStore(lambda: self._connection.node.dht, self.gate, self._access_list_changed).run()
 
     async def _fetch_access_list(self, gate: Gate) -> bool:
         """Ask nodes for the access list until one admits us, as some are outdated; return whether any answered."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -17,19 +18,18 @@ from p2ptrain.base.errors import HomeError, ManifestError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import EventLog
 from p2ptrain.checkpoint import Checkpoints, Found
-from p2ptrain.data.corpus import open_corpus
+from p2ptrain.data.corpus import Corpus, open_corpus
 from p2ptrain.data.rows import TextCounts
 from p2ptrain.data.stream import cache_directory
+from p2ptrain.host.keeper import Keeper
 from p2ptrain.host.learner import Learner
-from p2ptrain.host.loop import Hooks, Signals, train
 from p2ptrain.host.rules import Sizes, codecs_of, fragments_of, learner_rules, matrices_of, swarm_rules
-from p2ptrain.host.tasks import PeerLearner, PeerTask
-from p2ptrain.manifest import JoinLink, SignedManifest
+from p2ptrain.host.tasks import PeerTask
+from p2ptrain.manifest import JoinLink, SignedManifest, parameter_count
 from p2ptrain.manifest.fitting import repetition
 from p2ptrain.net.identity import Identity
 from p2ptrain.ports import Clock, HeldOutLoss, Notebook
 from p2ptrain.swarm import Counters, Peer, SwarmRules
-from p2ptrain.swarm.events import Event
 from p2ptrain.swarm.rules import SEARCH_PATIENCE_S
 from p2ptrain.train.accelerator import CPU
 from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES
@@ -37,6 +37,7 @@ from p2ptrain.train.ranks import Mesh
 from peer.capacity import activation_bytes, check_memory, installed_memory
 from peer.home import Home
 from peer.initial_weights import await_hub
+from peer.keeper import KeeperTask, check_checkpoint, keeper_of
 from peer.owner.settings import CompileMode
 from peer.session_recorder import SessionRecorder
 from peer.start_options import StartOptions
@@ -86,17 +87,19 @@ class TrainingSession:
     """Names of the cards that train, as nvidia-smi knows them."""
     held: frozenset[int] | None = None
     """Fragments of a keeper; None: this peer holds all and trains."""
-    loop: Callable[[PeerLearner, Signals, Callable[[Event], None], Hooks], None] = train
 
 
 @dataclass(frozen=True, slots=True)
 class _Trained:
-    """The learner of a trainer, and what it resumes from."""
+    """The learner of a trainer or a keeper, and what it resumes from."""
 
-    learner: Learner
-    task: RemoteTask
+    learner: Learner | Keeper
+    task: PeerTask
     checkpoints: Checkpoints
     found: Found
+    remote: RemoteTask | None = None
+    held: frozenset[int] | None = None
+    """Fragments of a keeper; None: this peer holds all and trains."""
 
 
 def rules_of_run(signed: SignedManifest, sizes: Sizes) -> SwarmRules:
@@ -119,7 +122,7 @@ def build(
     identity: Identity,
     signed: SignedManifest,
     log: EventLog,
-    stack: ExitStack,
+    stack: AsyncExitStack,
     is_stopping: Callable[[], bool],
 ) -> TrainingSession:
     """Build model, data, learner and protocol core, and resume from the newest whole checkpoint. Raises UserError.
@@ -129,6 +132,8 @@ def build(
         is_stopping: whether the owner stops the peer.
     """
     manifest = signed.manifest
+    if options.keep is not None:
+        return _session(_kept(options, options.keep, home, signed), None, options, home, identity, signed, log)
     others = other_ranks(options.team, options.at, devices)
     memory_bytes, mesh = min(options.memory_bytes, installed_memory()), Mesh()
     if len(devices) + others > 1 or (options.stages or 1) > 1:
@@ -150,12 +155,25 @@ def build(
     if (warning := repetition(manifest, corpus.split.train_tokens)) is not None:
         log.note("text repeats", why=warning)
     parts = _trained(options, devices, others, mesh, home, identity.peer_id, signed, log, stack, is_stopping)
-    learner, task = parts.learner, parts.task
-    first_loss, earlier, earlier_s = _resume(parts, signed, log)
+    return _session(parts, corpus, options, home, identity, signed, log)
+
+
+def _session(
+    parts: _Trained,
+    corpus: Corpus | None,
+    options: PeerOptions,
+    home: Home,
+    identity: Identity,
+    signed: SignedManifest,
+    log: EventLog,
+) -> TrainingSession:
+    """Resume from the newest whole checkpoint. Raises UserError."""
+    manifest, learner, task, held = signed.manifest, parts.learner, parts.task, parts.held
+    first_loss, earlier, earlier_s = _resume(parts, home, signed, log)
     rules = rules_of_run(signed, learner.payloads)
 
     def new_core() -> Peer:
-        return Peer(identity.peer_id, rules, Random(), step=learner.step, progress=learner.progress)
+        return Peer(identity.peer_id, rules, Random(), step=learner.step, progress=learner.progress, keeps=held)
 
     record = SessionRecorder(
         home=home,
@@ -173,10 +191,20 @@ def build(
         earlier=earlier,
         earlier_s=earlier_s,
         sampler=_sampler(task),
-        compiler=task,
+        keeps=held,
+        compiler=parts.remote,
     )
-    task.remaining_s = record.remaining_s
-    return TrainingSession(new_core, record, task.cards)
+    if parts.remote is not None:
+        parts.remote.remaining_s = record.remaining_s
+    return TrainingSession(new_core, record, () if parts.remote is None else parts.remote.cards, held)
+
+
+def _kept(options: PeerOptions, kept: str, home: Home, signed: SignedManifest) -> _Trained:
+    """Return what a node without a trainer has. Raises UserError."""
+    learner = keeper_of(signed, kept, options.memory_bytes)
+    checkpoints = Checkpoints(home.checkpoints)
+    task = KeeperTask(parameter_count(signed.manifest.model))
+    return _Trained(learner, task, checkpoints, checkpoints.load_latest(), held=learner.held)
 
 
 def _trained(
@@ -188,7 +216,7 @@ def _trained(
     peer: PeerId,
     signed: SignedManifest,
     log: EventLog,
-    stack: ExitStack,
+    stack: AsyncExitStack,
     is_stopping: Callable[[], bool],
 ) -> _Trained:
     """Start a trainer, with the initial weights, and build its learner. Raises UserError."""
@@ -226,7 +254,7 @@ def _trained(
         memory_bytes=None if math.isinf(options.memory_bytes) else options.memory_bytes,
     )
     task = RemoteTask(plan, manifest.training.tokens_per_step, log, is_stopping)
-    stack.callback(task.close)
+    stack.push_async_callback(asyncio.to_thread, task.close)
     task.start()
     weight_codec, gradient_codec = codecs_of(manifest.codec)
     fragments = fragments_of(manifest.outer, task.layout)
@@ -284,7 +312,9 @@ def _sampler(task: PeerTask) -> Callable[[], str]:
     return lambda: task.sample(SAMPLE_TOKENS) if next(turns) else ""
 
 
-def _resume(parts: _Trained, signed: SignedManifest, log: EventLog) -> tuple[HeldOutLoss | None, Counters, float]:
+def _resume(
+    parts: _Trained, home: Home, signed: SignedManifest, log: EventLog
+) -> tuple[HeldOutLoss | None, Counters, float]:
     """Load the newest whole checkpoint, if any; return the run's first held-out loss, counters and training time.
 
     Raises HomeError or ManifestError if the checkpoint is from another run or another model.
@@ -299,14 +329,10 @@ def _resume(parts: _Trained, signed: SignedManifest, log: EventLog) -> tuple[Hel
         raise HomeError(
             f"The checkpoint {found.checkpoint.path} belongs to another run.", "Move it away, or use another --home."
         )
-    if "kept" in state:
-        raise HomeError(
-            f"The checkpoints in {found.checkpoint.path.parent} are those of a keeper, which has a part of the model.",
-            "Give the same --keep as before, or use another --home to train.",
-        )
+    check_checkpoint(state, parts.held, home)
     try:
         learner.load_state_dict(found.checkpoint.tensors, state)
-        first_loss = state["val_loss_first"]
+        first_loss = state.get("val_loss_first")
         first_tokens = int(state.get("val_loss_first_tokens") or 0)
         earlier = Counters.of(state.get("counters", {}))
         earlier_s = float(state.get("trained_s", 0.0))

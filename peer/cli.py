@@ -111,7 +111,7 @@ def peer(
     home_for(link_given, home)
     with command_imports():
         from p2ptrain.wire import MAX_NICKNAME_CHARS, is_nickname
-        from peer.app import run_peer
+        from peer.app import run
         from peer.assembly import PeerOptions
         from peer.keeper import ALL, parsed
         from peer.trackers import target_of
@@ -150,7 +150,7 @@ def peer(
         keep=keep,
     )
     options.page_address  # noqa: B018 -- raises UserError before anything is written
-    run_peer(options)
+    run(options)
 
 
 @click.command(short_help="Print a join link, or invite peers to your run.")

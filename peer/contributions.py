@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from math import inf
 from random import Random
 
+from p2ptrain.base.background import in_background
 from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.clock import wall
 from p2ptrain.base.errors import NetworkError, RemoteError
@@ -45,7 +46,7 @@ RETURN_S = 1.0
 
 
 class Contributions:
-    """Counts exchanges, asks partners to sign receipts, and signs theirs. Runs in the network loop.
+    """Counts exchanges, asks partners to sign receipts, and signs theirs. Runs in the loop.
 
     Args:
         position: returns this peer's outer step and its tokens.
@@ -104,12 +105,10 @@ class Contributions:
             transport: returns the transport to partners; raises NetworkError while there is none.
         """
         self._transport = transport
-        task = asyncio.create_task(self._run())
-        task.add_done_callback(reporting("the collection of receipts"))
         try:
-            yield
+            async with in_background(self._run()):
+                yield
         finally:
-            task.cancel()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(GOODBYE_S):
                     await self._ask_all()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from torch import Tensor
 
 from p2ptrain.base.backoff import PAUSE_S, backoff
+from p2ptrain.base.daemon_thread import nap
 from p2ptrain.base.errors import UserError, WeightsError
 from p2ptrain.checkpoint import checkpoints_in, explained
 from p2ptrain.data.file_store import NamedFile, named_weights
@@ -67,7 +67,7 @@ def await_hub(manifest: Manifest, home: Home, notebook: Notebook) -> None:
             return
         except HubUnavailableError as error:
             notebook.note("waiting", why=error.problem.rstrip("."), seconds=pause_s, remedy=error.remedy)
-            time.sleep(pause_s)
+            nap(pause_s)
 
 
 def load_initial(manifest: Manifest, home: Home, place: Path | None, targets: Iterable[tuple[str, Tensor]]) -> None:

@@ -339,7 +339,6 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "settings refused": lambda f: (
         f"[owner] settings.toml is faulty and ignored: {_why(f)}; the previous settings stay in force"
     ),
-    "owner stumbled": lambda f: f"[owner] internal error in p2ptrain, which continues: {_why(f)}",
     "paused": lambda f: (
         f"[owner] paused: {_why(f)}; the weights stay in memory, and the swarm trains without this peer"
     ),

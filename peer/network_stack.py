@@ -1,8 +1,9 @@
-"""The network part of a peer: its thread, its connection to the run, and what both share."""
+"""The network part of a peer: its connection to the run, and what belongs to it."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from p2ptrain.base.ids import short
@@ -17,15 +18,13 @@ from peer.assembly import PeerOptions
 from peer.duplicate_identity import IdentityWatch
 from peer.home import AddressBook, Addresses, Home
 from peer.network import Connection
-from peer.network_thread import NetworkThread
 from peer.paths import Paths
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkStack:
-    """The network thread and what runs on it."""
+    """What a peer has to do with its network."""
 
-    thread: NetworkThread
     connection: Connection
     paths: Paths
     identity: Identity
@@ -33,16 +32,21 @@ class NetworkStack:
     identity_watch: IdentityWatch
 
 
-def connect(
-    stack: contextlib.ExitStack,
+async def connect(
+    stack: contextlib.AsyncExitStack,
     options: PeerOptions,
     home: Home,
     identity: Identity,
     signed: SignedManifest | None,
     log: EventLog,
     rates: Throttles,
+    is_hasty: Callable[[], bool],
 ) -> NetworkStack:
-    """Connect to the run, until ``stack`` closes. Raises UserError if no node can start here."""
+    """Connect to the run, until ``stack`` closes. Raises UserError if no node can start here.
+
+    Args:
+        is_hasty: whether the owner stops the peer at once.
+    """
     if options.link is not None:
         run = options.link.run_id
     else:
@@ -50,7 +54,6 @@ def connect(
         run = signed.run_id
     last = home.load_addresses()
     bootstraps = options.link.addresses if options.link else last.joined_by
-    thread = stack.enter_context(NetworkThread())
     paths, watch = Paths(), IdentityWatch(home, log)
 
     book = AddressBook(
@@ -77,15 +80,12 @@ def connect(
         on_move=book.keep,
     )
 
-    async def start() -> None:
-        await connection.start()
-        await book.begin()
+    async def close() -> None:
+        await connection.close(in_haste=is_hasty())
 
-    def close(kind: type[BaseException] | None, *_: object) -> None:
-        thread.call(connection.close(in_haste=kind is KeyboardInterrupt))  # the owner's second Ctrl+C
-
-    stack.push(close)
-    thread.call(start())
+    stack.push_async_callback(close)
+    await connection.start()
+    await book.begin()
     where = ", ".join(map(address.host_port, connection.addresses)) or "no address that others can reach"
     log.note("listening", name=short(identity.peer_id), where=where)
-    return NetworkStack(thread, connection, paths, identity, rates, watch)
+    return NetworkStack(connection, paths, identity, rates, watch)

@@ -13,8 +13,7 @@ SOLO       trains                   p2pd and the DHT run; inbound exchanges are 
 PAUSED     is held                  p2pd and the DHT run; inbound exchanges are declined
 =========  =======================  ====================================================================================
 
-Three threads use ``Participation``: the trainer posts events, the owner's thread sets the mode, and the network loop
-runs ``live``. Each writes its own state before it reads the others', so that no change is missed.
+Everything runs in the node's loop, except ``post`` and ``turned``, which the training thread calls.
 """
 
 from __future__ import annotations
@@ -42,13 +41,16 @@ class Mode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TrainerControl:
-    """Starts, holds and ends the trainer; safe from any thread."""
+    """Starts, holds and ends the training loop; safe from any thread."""
 
     signals: Signals
     wake: Callable[[], None]
+    trains: bool = True
+    """Whether there is a trainer; a node without one never begins."""
 
     def begin(self) -> None:
-        self.signals.begin.set()
+        if self.trains:
+            self.signals.begin.set()
         self.wake()
 
     def hold(self) -> None:
@@ -102,7 +104,7 @@ class Participation:
         """Last outer step at which the trainer waited for partners."""
         self._leaving = False
 
-    # --- any thread ---------------------------------------------------------------------------------------------------
+    # --- figures; any thread ------------------------------------------------------------------------------------------
 
     @property
     def state(self) -> str:
@@ -127,8 +129,9 @@ class Participation:
         core = self._core
         return self._past if core is None else self._past + core.counters
 
+    # --- the owner's policy -------------------------------------------------------------------------------------------
+
     def set_mode(self, mode: Mode) -> None:
-        """Set the mode, from the owner's thread."""
         if mode is self._mode:
             return
         self._mode = mode
@@ -137,19 +140,18 @@ class Participation:
         if mode is not Mode.SWARM and (driver := self._driver) is not None:
             self._is_recalled = True
             driver.post(LeaveRequested())
-        self._call(self._changed.set)
+        self._changed.set()
 
     def give(self, gives: bool) -> None:
-        """Set whether newcomers get our weights, from the owner's thread."""
+        """Set whether newcomers get our weights."""
         if gives is not self._gives:
             self._gives = gives
-            self._call(self._pass_on_giving)
+            self._pass_on_giving()
+
+    # --- the training thread ------------------------------------------------------------------------------------------
 
     def post(self, event: Event) -> None:
-        """Post an event to the current core, from the trainer thread.
-
-        Without a core, only events that end a wait matter.
-        """
+        """Post an event to the current core. Without one, only events that end a wait matter."""
         match event:
             case TrainingEnded():
                 self._ended = event
@@ -163,11 +165,11 @@ class Participation:
             self._call(self._changed.set)
 
     def turned(self) -> None:
-        """Signal the end of one turn of the trainer's loop, from the trainer thread."""
+        """Signal the end of one turn of the training loop."""
         if not self._turned.is_set():
             self._call(self._turned.set)
 
-    # --- the network's loop -------------------------------------------------------------------------------------------
+    # --- the life in the loop -----------------------------------------------------------------------------------------
 
     async def live(self) -> str:
         """Participate whenever the mode is SWARM, until there is nothing left to do; return why."""
@@ -233,7 +235,6 @@ class Participation:
         self._control.conclude()
 
     def _pass_on_giving(self) -> None:
-        """Post the current setting, in the loop only, so that the last one wins."""
         if (driver := self._driver) is not None:
             driver.post(Giving(self._gives))
 

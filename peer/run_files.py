@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+from p2ptrain.base.daemon_thread import DaemonThread
 from p2ptrain.base.errors import NetworkError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import EventLog
@@ -36,9 +37,12 @@ def with_files(
     signed: SignedManifest,
     network: NetworkStack | None,
     admission: AdmissionClient | None,
+    thread: DaemonThread,
     log: EventLog,
 ) -> PeerOptions:
     """Return the options with the paths of files that the run names by digest, downloaded if this machine has none.
+
+    Runs in the thread.
 
     Raises CorpusError if the owner named another file, WeightsError if the run begins from weights that no peer sends,
     HomeError if a file cannot be stored.
@@ -52,7 +56,7 @@ def with_files(
         remembered = getattr(options, name) if is_needed and name else None
         path = local_file(file, home.files, getattr(given, name) if name else None, remembered)
         if path is None and is_needed and network is not None and admission is not None:
-            data = network.thread.call(_download(file, options.link, home, network, admission, log))
+            data = thread.result_of(_download(file, options.link, home, network, admission, log))
             path = None if data is None else home.files.add(file.sha256, data)
         paths[name] = path
     options = replace(options, data=paths.get("data"), tokenizer=paths.get("tokenizer"), template=paths.get("template"))
@@ -61,7 +65,7 @@ def with_files(
         def download(file: NamedFile) -> bytes | None:
             if network is None or admission is None:
                 return None
-            return network.thread.call(_download(file, options.link, home, network, admission, log))
+            return thread.result_of(_download(file, options.link, home, network, admission, log))
 
         provide_weights(signed.manifest, home, options.weights, given.weights is not None, download)
     return options

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from p2ptrain.base.daemon_thread import nap
 from p2ptrain.base.errors import HomeError, UserError
 from p2ptrain.checkpoint import Checkpoints
 from p2ptrain.host.tasks import PeerLearner
@@ -37,7 +38,7 @@ and a system that shuts down waits 90 s (systemd's DefaultTimeoutStopSec)."""
 
 @dataclass(slots=True)
 class CheckpointSaver:
-    """Saves checkpoints of one session. Runs in the trainer thread."""
+    """Saves checkpoints of one session. Runs in the training thread."""
 
     checkpoints: Checkpoints
     learner: PeerLearner
@@ -47,8 +48,8 @@ class CheckpointSaver:
     is_terminated: Callable[[], bool] = lambda: False
     """Whether a signal other than Ctrl+C stopped the peer."""
     clock: Clock = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-    """Sleeps between retries; a signal handler may raise out of it."""
+    sleep: Callable[[float], None] = nap
+    """Sleeps between retries; an interrupt may raise out of it."""
     _next: float = 0.0
     _saved: int | None = None
     """``learner.changes`` at the last save of this session."""

@@ -18,9 +18,10 @@ from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.checkpoint import Checkpoints
 from p2ptrain.data.corpus import Corpus
 from p2ptrain.data.split import HELD_OUT_TOKENS
+from p2ptrain.host.loop import Hooks
 from p2ptrain.host.tasks import PeerLearner, PeerTask
 from p2ptrain.ports import NOT_READ, Clock, GoesOn, HeldOutLoss, Notebook
-from p2ptrain.swarm import Counters
+from p2ptrain.swarm import Counters, keeping
 from p2ptrain.train.evaluate import tokens_to_read
 from peer.home import Home
 from peer.saving import CheckpointSaver, reason_of
@@ -64,7 +65,7 @@ class CompilerView(Protocol):
 
 @dataclass(slots=True)
 class SessionRecorder:
-    """Writes notes and the summary of one session, and has checkpoints saved. Runs in the trainer thread."""
+    """Writes notes and the summary of one session, and has checkpoints saved. Runs in the training thread."""
 
     home: Home
     checkpoints: Checkpoints
@@ -95,6 +96,8 @@ class SessionRecorder:
     is_stopping: Callable[[], bool] = lambda: False
     """Whether the owner stopped the peer."""
     compiler: CompilerView | None = None
+    keeps: frozenset[int] | None = None
+    """Fragments of a node without a trainer, a keeper."""
     first_loss: HeldOutLoss | None = None
     last_loss: HeldOutLoss = NOT_READ
     why: str = ""
@@ -132,6 +135,9 @@ class SessionRecorder:
 
     def begin(self) -> None:
         """Start the session, before its first inner step: read the held-out loss and note the start."""
+        if self.keeps is not None:
+            self._begin_to_keep(self.keeps)
+            return
         self._before = self._last_summary()
         if self.learner.ended:
             self.ended_at = self._before.get("ended_at")
@@ -155,6 +161,36 @@ class SessionRecorder:
             **self._loss_fields(),
             progress=self.learner.progress,
             **({"ended": True, "seconds": self.last_exchanges_s} if self.learner.ended else {}),
+        )
+
+    def _begin_to_keep(self, keeps: frozenset[int]) -> None:
+        sizes = self.learner.payloads.weight_sizes()
+        self.saver.begin(is_saved=True)
+        self.notebook.note(
+            "keeping",
+            fragments=keeping.words(keeps),
+            of=len(sizes),
+            size_bytes=sum(sizes[each] for each in keeps),
+            progress=self.learner.progress,
+        )
+
+    def hooks(self, turned: Callable[[], None]) -> Hooks:
+        """Return what the training loop calls; ``turned`` as there."""
+
+        def kept() -> None:
+            turned()
+            if not self.saver.is_saved:
+                self.saver.save_if_due()
+
+        return Hooks(
+            self.inner_step_done,
+            self.outer_step_done,
+            self.training_ended,
+            self.held,
+            turned if self.keeps is None else kept,
+            self.leaving,
+            self.conclude,
+            lambda: self.saver.is_due,
         )
 
     def inner_step_done(self) -> None:
@@ -259,7 +295,7 @@ class SessionRecorder:
             self.is_reading = True
             self._evaluate(patience_s=math.inf, goes_on=self._reads_on)
             self.is_reading = False
-        if self.learner.ended or self.learner.step:  # else export would write untrained weights
+        if self.corpus is not None and (self.learner.ended or self.learner.step):  # else there is nothing to export
             self.notebook.note("final loss", **self._loss_fields(), progress=self.learner.progress)
         if (tokens := max(self.learner.tokens - self.home.foreign_tokens(), 0)) and self.learner.progress >= tokens:
             exchanges = self.counted().exchanges_ok
@@ -325,6 +361,7 @@ class SessionRecorder:
             "exchanges_failed": counters.exchanges_failed,
             "unsaved_s": self.saver.unsaved_s,
             "blocked_share": (learner.blocked_s - self._blocked_at_start_s) / max(self._elapsed_s, 1e-9),
+            **({} if self.keeps is None else {"keeps": keeping.words(self.keeps)}),
         }
 
     def counted(self) -> Counters:
@@ -366,6 +403,19 @@ class SessionRecorder:
             "ended_at": self.ended_at,
             "why": self.why,
             **earlier,
+            **self._keeper_fields(),
+        }
+
+    def _keeper_fields(self) -> dict[str, Any]:
+        if self.keeps is None:
+            return {}
+        counters = self.counted()
+        return {
+            "keeps": keeping.words(self.keeps),
+            "progress": self.learner.progress,
+            "pulls": counters.pulls,
+            "donations": counters.donations,
+            "val_loss_last": None,  # JSON has no NaN
         }
 
     def _longest_stall(self) -> float | None:

@@ -1,17 +1,13 @@
-"""This peer's page, and its figures for bootstraps that show the swarm.
-
-Ownership: the stack passed to ``open`` closes the page, ``serving`` ends the tasks.
-"""
+"""This peer's page, and its figures for bootstraps that show the swarm."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from p2ptrain.base.clock import steady
-from p2ptrain.base.logging_setup import reporting
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net.figures_service import FIGURES_PROTOCOL, LIMITS, FiguresService, Telling
 from p2ptrain.page.listen_address import ListenAddress
@@ -58,10 +54,16 @@ class Sharing:
     def is_watched(self) -> bool:
         return self.listen_address is not None or self.is_shared or self.is_tracked
 
-    def open(self, stack: contextlib.ExitStack, notebook: Notebook) -> None:
-        """Open the page, if there is one. Raises UserError if it cannot be served."""
+    def open(self, start: Callable[[Coroutine[Any, Any, None]], object], notebook: Notebook) -> None:
+        """Open the page, if there is one. Raises UserError if it cannot be served.
+
+        Args:
+            start: starts a background task.
+        """
         if self.listen_address is not None:
-            server = stack.enter_context(PageServer(self.listen_address, self.state.document))
+            server = PageServer(self.listen_address, self.state.document)
+            server.bind()
+            start(server.serve())
             self.state.on_event(server.tell)
             notebook.note("page", url=server.address)
             if server.url != server.address:
@@ -77,29 +79,19 @@ class Sharing:
         self.state.shared_while(lambda: self.is_shared)
         record.is_watched = self.is_watched
 
-    @contextlib.asynccontextmanager
-    async def serving(
+    async def update(
         self, connection: Connection, participation: Participation, paths: Paths, contributions: Contributions
-    ) -> AsyncIterator[None]:
-        """Answer requests for figures and update the list of live peers while the block runs, in the network loop."""
+    ) -> None:
+        """Answer requests for figures and update the list of live peers until cancelled."""
 
         def report() -> Telling | None:
             return self.state.report if self.is_shared else None
 
-        async def update_peers() -> None:
-            while True:
-                records = participation.live_records(steady())
-                self.state.update_peers(records, paths.way_to)
-                self.state.contributed(contributions.newest, contributions.of_partners)
-                await asyncio.sleep(MEET_S)
-
         await connection.serve(FIGURES_PROTOCOL, LIMITS, FiguresService(report).answer)
-        updating = asyncio.create_task(update_peers())
-        updating.add_done_callback(reporting("the list of live peers"))
-        try:
-            yield
-        finally:
-            updating.cancel()
+        while True:
+            self.state.update_peers(participation.live_records(steady()), paths.way_to)
+            self.state.contributed(contributions.newest, contributions.of_partners)
+            await asyncio.sleep(MEET_S)
 
 
 def _join(signed: SignedManifest, home: Home, local: bool) -> str:

@@ -3,7 +3,7 @@
 ==============  =======================================================================================================
 state           effect of the first signal
 ==============  =======================================================================================================
-joining         joining is interrupted: there is nothing to save, nobody to say goodbye to, and the wait may never end
+joining         joining is cancelled: there is nothing to save, nobody to say goodbye to, and the wait may never end
 training        the inner step ends, a checkpoint is saved, the peer says goodbye
 after an error  the cleanup continues, which is short; the peer ends with the error
 ==============  =======================================================================================================
@@ -11,17 +11,17 @@ after an error  the cleanup continues, which is short; the peer ends with the er
 SIGHUP (a terminal closes, an ssh connection drops) never acts as the second signal: the kernel and the shell both send
 it, and service managers send it after their SIGTERM. Under nohup it is ignored. Two SIGTERM within ``DOUBLED_S`` count
 as one: a process that receives SIGTERM at its parent's death may get one for each of the parent's threads.
+
+A background task that fails stops the peer as a signal does, and the peer ends with its error.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from queue import SimpleQueue
-from types import FrameType
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Self
 
 from p2ptrain.host.loop import Signals
@@ -32,45 +32,52 @@ DOUBLED_S = 0.5
 managers' duplicate signals."""
 
 
-class JoiningStopped(KeyboardInterrupt):
-    """The owner stopped the peer before training began."""
-
-
 class Stopping:
-    """Handles the signals; a context manager for the main thread that suppresses JoiningStopped.
+    """Handles signals, and failures of background tasks; a context manager within the task that they stop.
 
-    The handler takes no lock, because it may interrupt the main thread or itself while one is held, for instance in an
-    Event or in the event log. It uses a reentrant queue, and a separate thread sets events and writes notes.
+    Leaving it ends the background tasks. Raises KeyboardInterrupt after a second signal, and the error of a
+    background task.
     """
 
     def __init__(self, signals: Signals, notebook: Notebook) -> None:
+        self.is_hasty = False
+        """Whether a second signal stops the peer at once."""
         self._signals = signals
         self._notebook = notebook
         self._wake: Callable[[], None] | None = None
         self._has_failed = False
         self._asked: tuple[int, float] | None = None
+        self._has_cancelled = False
         self._before: dict[int, Any] = {}
-        self._queue: SimpleQueue[tuple[str, bool] | None] = SimpleQueue()
-        """Signal names, and whether each stops something; None ends the thread."""
-        self._notifier = threading.Thread(target=self._notify, name="stopping", daemon=True)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._fault: BaseException | None = None
 
     def __enter__(self) -> Self:
-        self._notifier.start()
+        task = asyncio.current_task()
+        assert task is not None
+        self._stopped, self._loop = task, asyncio.get_running_loop()
         ignores_hangup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        handled = [signal.SIGINT, signal.SIGTERM, *([] if ignores_hangup else [signal.SIGHUP])]
-        self._before = {number: signal.signal(number, self._handle) for number in handled}
+        for number in [signal.SIGINT, signal.SIGTERM, *([] if ignores_hangup else [signal.SIGHUP])]:
+            self._before[number] = signal.getsignal(number)
+            self._loop.add_signal_handler(number, self._signalled, number)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         for number, handler in self._before.items():
+            self._loop.remove_signal_handler(number)
             signal.signal(number, handler)
-        self._queue.put(None)
-        self._notifier.join()
-        return isinstance(error, JoiningStopped)
+        for task in self._tasks:
+            task.cancel()
+        is_stopped = error is None or isinstance(error, asyncio.CancelledError)
+        if is_stopped and self.is_hasty:
+            raise KeyboardInterrupt from None
+        if is_stopped and self._fault is not None:
+            raise self._fault
+        return isinstance(error, asyncio.CancelledError) and self._has_cancelled
 
     @contextlib.contextmanager
     def handling_errors(self) -> Iterator[None]:
-        """Ignore the first signal once this block has failed, because JoiningStopped would replace its error."""
+        """Ignore the first signal once this block has failed, because a cancellation would replace its error."""
         try:
             yield
         except Exception:  # raised again for the caller
@@ -83,29 +90,48 @@ class Stopping:
         return self._asked is not None and self._asked[0] != signal.SIGINT
 
     def let_finish(self, wake: Callable[[], None]) -> None:
-        """Make the first signal set ``Signals.stop`` and call ``wake``. Raises JoiningStopped if it came before."""
+        """Make the first signal set ``Signals.stop`` and call ``wake``. Raises CancelledError if it came before."""
         self._wake = wake
-        if self._asked is not None:  # the exception was lost, in a finalizer
-            raise JoiningStopped
+        if self._signals.stop.is_set():  # a library has lost the exception
+            self._has_cancelled = True
+            raise asyncio.CancelledError
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def watch(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a background task, whose failure stops the peer, until this context ends."""
+        task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(self._ended)
+        self._tasks.append(task)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None and self._fault is None:
+            self._fault = error
+            self._stop()
+
+    def _signalled(self, number: int) -> None:
         now = time.monotonic()
         if self._asked is not None:
             first, then = self._asked
             if number == signal.SIGHUP or (number == first == signal.SIGTERM and now - then < DOUBLED_S):
                 return
-            raise KeyboardInterrupt
+            self.is_hasty = True
+            self._cancel()
+            for each in (signal.SIGINT, signal.SIGTERM):  # a third one ends the process if the cleanup hangs
+                self._loop.remove_signal_handler(each)
+                signal.signal(each, signal.SIG_DFL)
+            return
         self._asked = number, now
-        self._queue.put((signal.Signals(number).name, not self._has_failed))
-        if not self._has_failed and self._wake is None:
-            raise JoiningStopped
+        if not self._has_failed:
+            self._notebook.note("stopping", signal=signal.Signals(number).name, training=self._wake is not None)
+        self._stop()
 
-    def _notify(self) -> None:
-        while (entry := self._queue.get()) is not None:
-            name, ends = entry
-            self._signals.stop.set()
-            if not ends:
-                continue
-            if self._wake is not None:
-                self._wake()
-            self._notebook.note("stopping", signal=name, training=self._wake is not None)
+    def _stop(self) -> None:
+        self._signals.stop.set()
+        if self._wake is not None:
+            self._wake()
+        elif not self._has_failed:
+            self._cancel()
+
+    def _cancel(self) -> None:
+        self._has_cancelled = True
+        self._stopped.cancel()

@@ -29,7 +29,7 @@ from p2ptrain.codec import (
     proposal_size,
     unexplained,
 )
-from p2ptrain.host.sketch import LocalPieceStore, sketch
+from p2ptrain.host.sketch import sketch
 from p2ptrain.host.widths import WidthFeedback, Widths, judge
 from p2ptrain.outer.mixing import displacement, l2_norm
 from p2ptrain.recipes import Stream
@@ -351,10 +351,6 @@ class Payloads:
     def are_zero(self) -> bool:
         """Whether all weights are zero, so there are none yet; never of a keeper, which adopts the run's."""
         return self._held_sizes == self.weight_sizes() and not any(bool(part.any()) for part in self.published.slow)
-
-    def new_download(self) -> LocalPieceStore:
-        """Return a store for a donor's weights, with room for the held fragments."""
-        return LocalPieceStore(self._held_sizes)
 
     def check_weights(self, parts: Sequence[bytes | bytearray]) -> None:
         """Raise RemoteError unless a donor's weights have the right shapes, are finite and within the codecs' range."""

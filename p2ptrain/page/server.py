@@ -94,7 +94,10 @@ Snapshot = Callable[[], dict[str, Any]]
 
 @dataclass(slots=True)
 class PageServer:
-    """HTTP server in a thread of its own; a context manager that ends the thread, the listener and every stream."""
+    """HTTP server of a page: ``bind`` it, and then ``serve`` it in a loop.
+
+    For a program without a loop it is a context manager, which serves it in a thread of its own.
+    """
 
     place: ListenAddress
     snapshot: Snapshot
@@ -109,7 +112,8 @@ class PageServer:
     _cookie: str = ""
     _loop: asyncio.AbstractEventLoop = field(init=False)
     _thread: threading.Thread = field(init=False)
-    _stop: asyncio.Event = field(default_factory=asyncio.Event)
+    _listener: socket.socket = field(init=False)
+    _serving: asyncio.Task[None] = field(init=False)
     _streams: set[asyncio.Queue[bytes]] = field(default_factory=set)
     """Queue of each reader of ``/events``; an empty line ends the stream."""
     _made_at: float = float("-inf")
@@ -117,30 +121,40 @@ class PageServer:
     _document: dict[str, Any] = field(default_factory=dict)
     _public: dict[str, Any] = field(default_factory=dict)
 
-    def __enter__(self) -> Self:
-        """Start the server. Raises UserError if it cannot listen, or if the extra ``page`` is missing."""
+    def bind(self) -> None:
+        """Listen. Raises UserError if that is impossible, or if the extra ``page`` is missing."""
         check_installed()
         if not self.place.is_loopback:
             self._token = self.place.token or secrets.token_urlsafe(18)
-        listener = listener_at(self.place)
-        host, port = listener.getsockname()[:2]
+        self._listener = listener_at(self.place)
+        host, port = self._listener.getsockname()[:2]
         host = _EVERYWHERE.get(host, host)
         shown = f"[{host}]" if ":" in host else host
         self.address, self._cookie = f"http://{shown}:{port}/", f"{COOKIE}-{port}"
         self.url = self.address + (f"?token={quote(self._token, safe='')}" if self._token else "")
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, args=(listener,), name="page", daemon=True)
+
+    def __enter__(self) -> Self:
+        self.bind()
+        begun = threading.Event()
+
+        async def serve() -> None:
+            self._loop, self._serving = asyncio.get_running_loop(), asyncio.create_task(self.serve())
+            begun.set()
+            await asyncio.wait([self._serving])
+
+        self._thread = threading.Thread(target=lambda: asyncio.run(serve()), name="page", daemon=True)
         self._thread.start()
+        begun.wait()
         return self
 
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has already ended
-            self._loop.call_soon_threadsafe(self._stop.set)
+            self._loop.call_soon_threadsafe(self._serving.cancel)
         self._thread.join(2 * STOP_S + 2.0)
 
     def tell(self, event: dict[str, Any]) -> None:
         """Send an event to all readers of ``/events``; slow readers miss the oldest ones. Callable from any thread."""
-        if self._streams:
+        if self._streams:  # so there is a loop
             line = f"data: {json.dumps(event, allow_nan=False, default=str)}\n\n".encode()
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._spread, line)
@@ -151,14 +165,13 @@ class PageServer:
                 queue.get_nowait()
             queue.put_nowait(line)
 
-    # --- the thread -------------------------------------------------------------------------------------------------
+    # --- the loop ---------------------------------------------------------------------------------------------------
 
-    def _run(self, listener: socket.socket) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._serve(listener))
-
-    async def _serve(self, listener: socket.socket) -> None:
+    async def serve(self) -> None:
+        """Serve the page until cancelled; then end the listener and every stream."""
         from aiohttp import web
+
+        self._loop = asyncio.get_running_loop()
 
         application = web.Application(middlewares=[self._guard()], client_max_size=1024)
         for path in ASSETS:
@@ -172,11 +185,13 @@ class PageServer:
         application.router.add_get("/events", self._events)
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=STOP_S, keepalive_timeout=IDLE_S)
         await runner.setup()
-        listening = await self._loop.create_server(_limited(runner.server), sock=listener, backlog=BACKLOG)
-        await self._stop.wait()
-        self._spread(b"")
-        listening.close()
-        await runner.cleanup()
+        listening = await self._loop.create_server(_limited(runner.server), sock=self._listener, backlog=BACKLOG)
+        try:
+            await self._loop.create_future()
+        finally:
+            self._spread(b"")
+            listening.close()
+            await runner.cleanup()
 
     def _guard(self) -> Any:
         from aiohttp import web

@@ -176,14 +176,6 @@ def allow_tf32(device: torch.device) -> None:
         torch.backends.mkldnn.allow_tf32 = True  # type: ignore[assignment]  # of Intel's cards alone
 
 
-def kernel_facts(device: torch.device) -> str:
-    """Return what kernels compiled for a CUDA or ROCm card depend on, besides torch: kind of card, and driver."""
-    properties = torch.cuda.get_device_properties(device)
-    architecture = getattr(properties, "gcnArchName", "")  # of AMD's cards
-    driver = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]  # of builds for cards alone
-    return f"{properties.name} {properties.major}.{properties.minor} {architecture} driver {driver}"
-
-
 def triton_fault(device: torch.device) -> str:
     """Return why Triton, by which torch compiles kernels, cannot work on a CUDA or ROCm card; "" if nothing says so."""
     if importlib.util.find_spec("triton") is None:
@@ -193,11 +185,6 @@ def triton_fault(device: torch.device) -> str:
         least = ".".join(map(str, TRITON_CAPABILITY))
         return f"Triton supports cards from compute capability {least}, and this one has {major}.{minor}"
     return ""
-
-
-def stream_handle(device: torch.device) -> int | None:
-    """Return the native handle of the current stream of a card; None for the CPU."""
-    return None if device.type == "cpu" else int(torch.cuda.current_stream(device).cuda_stream)
 
 
 def card_name(device: torch.device) -> str | None:

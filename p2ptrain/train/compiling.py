@@ -1,9 +1,16 @@
-"""Compilation of the inner pass in the background, while training goes on eagerly.
+"""Compilation of the inner pass ahead of its use, while training goes on eagerly.
 
-A thread waits until training is under way, starts ``pass_compiler`` as a child unless the library exists
-(``libraries``) or another process compiles it, and offers the result to the task, which compares it with the eager
-pass. If a card gets no library, the task compares a CUDA graph of the eager pass. Whatever fails is one note, and
-training stays eager.
+A thread waits until training is under way, then starts a child at low priority, ``p2ptrain.train.pass_compiler``,
+which compiles the pass (``compiled_pass``), compares its gradients with the eager ones, and leaves torch's caches in a
+folder of their own. Then the task compiles the same pass from these caches, within seconds, and compares it with the
+eager one. Whatever fails is one note, and training stays eager.
+
+::
+
+    DIRECTORY/torch-2.13.0/<key>/         torch's caches for one ``PassShape``; all peers of this user share them
+    DIRECTORY/torch-2.13.0/<key>.whole    the child has ended well
+    DIRECTORY/torch-2.13.0/<key>.failed   why it failed; nobody tries again while it exists
+    DIRECTORY/torch-2.13.0/<key>.lock     held by the one process whose child compiles it
 """
 
 from __future__ import annotations
@@ -15,6 +22,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -26,11 +34,10 @@ import torch
 from filelock import FileLock, Timeout
 
 from p2ptrain.base import files
-from p2ptrain.base.launcher import launched
+from p2ptrain.base.launcher import kill_tree, launched
 from p2ptrain.base.text import UserPath, one_line
-from p2ptrain.train import accelerator, libraries
-from p2ptrain.train.compiled_pass import CompiledPassError
-from p2ptrain.train.pass_choice import GAIN
+from p2ptrain.train import accelerator
+from p2ptrain.train.compiled_pass import GAIN, TRY_LATER, CompiledPassError, use
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Decoder
@@ -38,13 +45,22 @@ if TYPE_CHECKING:
     from p2ptrain.train.inner import LanguageModelTask
 
 CompileMode = Literal["auto", "on", "off"]
-WORTH_S = 600.0
-"""Least seconds of training left for which ``auto`` compiles: demo and llama-15m take 32 s on an idle core and up to
-172 s on two cores with ten other processes (our measurement)."""
+FOLDER = "compiled"
+"""Name of the caches' directory in the user's cache."""
+KEPT_S = 30 * 86_400.0
+"""Age since the last use at which something compiled, or a failure, is deleted. Guess: how long runs rest."""
+KEPT = 20
+"""Most passes kept for one version of torch; one takes 4 to 8 MB. Guess: how many runs and sizes an owner tries."""
+WORTH_S, WARM_WORTH_S = 600.0, 60.0
+"""Least seconds of training left for which ``auto`` compiles, and for which it uses what is compiled: on an idle core
+demo and llama-15m take 40 s, and 4 to 6 s from the cache (our measurement)."""
 DEADLINE_S = 3600.0
-"""Seconds in which the compiler must end, without pauses: twenty times the longest of these."""
+"""Seconds in which the child must end: twenty times the longest of these beside ten other processes."""
 POLL_S = 0.5
 """Seconds between two looks at the child: how much longer it computes when the owner pauses the peer."""
+NICENESS: Mapping[CompileMode, int] = {"auto": 10, "on": 0}
+"""Priority of the child below that of the trainer (nice(2)): a tenth of its share of a core that both want. With the
+lowest priority it would take hours beside a trainer on all cores. Guess: what owners notice."""
 MOST_CHARS = 200
 """Longest reason of a note, without the path that may follow it."""
 TAIL_BYTES = 4096
@@ -55,16 +71,59 @@ def compiler_program(environment: Mapping[str, str]) -> str | None:
     return shutil.which(environment.get("CXX") or "g++")
 
 
+def private_folder(directory: Path, name: str) -> Path:
+    """Return a folder that only this user can write to, and delete what was not used for long or is too much.
+
+    Raises OSError, or CompiledPassError if others can write to it: its code is run.
+    """
+    folder, oldest = directory / name, time.time() - KEPT_S
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for each in (directory, folder):
+        status = each.stat()
+        if status.st_uid != os.getuid() or status.st_mode & 0o022:
+            raise CompiledPassError(f"other users can write to {each}; delete it, or make it yours alone")
+    os.utime(folder)
+    with contextlib.suppress(OSError):  # another peer may delete the same at the same moment
+        used = {each: each.stat().st_mtime for each in (*directory.iterdir(), *folder.iterdir())}
+        caches = sorted((each for each in folder.iterdir() if each.is_dir()), key=used.__getitem__, reverse=True)
+        for each in {*caches[KEPT:], *(each for each, at in used.items() if at < oldest)}:
+            if each.is_dir():
+                forget(each)
+            else:
+                each.unlink()
+    return folder
+
+
+def forget(cache: Path) -> None:
+    """Delete torch's caches of a pass. Raises OSError."""
+    _whole(cache).unlink(missing_ok=True)  # first: without it nobody uses them
+    if cache.exists():
+        shutil.rmtree(cache)
+
+
+def is_whole(cache: Path) -> bool:
+    return _whole(cache).exists() and cache.is_dir()
+
+
+def failure_file(cache: Path) -> Path:
+    """Return the file that keeps others from trying again."""
+    return cache.with_suffix(".failed")
+
+
+def _whole(cache: Path) -> Path:
+    return cache.with_suffix(".whole")
+
+
 class BackgroundCompiler:
     """The compiler of one task; a context manager whose exit ends the child.
 
     Args:
-        directory: libraries of all peers of this user.
-        is_training: whether the trainer trains now; the child is suspended while it does not. Safe from any thread.
+        directory: caches of all peers of this user.
+        is_training: whether the trainer trains now; the child ends while it does not. Safe from any thread.
         remaining_s: seconds of training that probably remain; None while unknown. Safe from any thread.
         obstacle: returns why the child must not start, or "".
-        is_over: whether it trains no more; the child then ends. Safe from any thread.
-        command: runs the compiler, with the library's path as its last argument.
+        command: runs the child, with its cache and its priority as last arguments.
     """
 
     def __init__(
@@ -77,7 +136,6 @@ class BackgroundCompiler:
         is_training: Callable[[], bool] = lambda: True,
         remaining_s: Callable[[], float | None] = lambda: None,
         obstacle: Callable[[], str] = str,
-        is_over: Callable[[], bool] = lambda: False,
         command: tuple[str, ...] = (sys.executable, "-P", "-m", "p2ptrain.train.pass_compiler"),
         deadline_s: float = DEADLINE_S,
         poll_s: float = POLL_S,
@@ -85,12 +143,13 @@ class BackgroundCompiler:
     ) -> None:
         self.state = "not compiled yet"
         """What the owner sees: not compiled yet, compiling, comparing, what is used, or off and why."""
+        self.is_final = False
+        """Whether the state changes no more, unless a compiled pass fails later."""
         self._task = task
         self._mode: CompileMode = mode
         self._directory = directory
         self._notebook = notebook
         self._is_training = is_training
-        self._is_over = is_over
         self._remaining_s = remaining_s
         self._obstacle = obstacle
         self._command = command
@@ -98,11 +157,9 @@ class BackgroundCompiler:
         self._poll_s = poll_s
         self._clock = clock
         self._ends = threading.Event()
-        self._is_final = False
-        self._why_no_library = ""
         self._thread: threading.Thread | None = None
         if mode == "off":
-            self._finish(f"off (compile is {mode})")
+            self._finish("off (compile is off)")
             return
         try:
             self._shape = task.pass_shape(description)
@@ -124,77 +181,67 @@ class BackgroundCompiler:
         if self._thread is not None:
             self._thread.join()
 
-    @property
-    def is_final(self) -> bool:
-        """Whether the state changes no more, unless a library fails later."""
-        return self._is_final
-
     # --- the thread ---------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
-            library = self._library()
-            if library is not None:
+            cache = private_folder(self._directory, f"torch-{torch.__version__}") / self._shape.key()
+            if self._prepare(cache):
+                for each in (_whole(cache), cache):
+                    os.utime(each)
+                use(cache)
                 self.state = "comparing"
-                try:
-                    self._task.offer(library, self._shape, self._decided, self._failed)
-                except CompiledPassError:  # damaged, or of other libraries: the next start compiles again
-                    library.unlink(missing_ok=True)
-                    raise
+                self._task.offer(self._shape, self._decided, self._failed)
         except CompiledPassError as error:
-            self._compare_graph(str(error))
+            self._give_up(str(error))
         except OSError as error:
-            self._compare_graph(files.cause(error))
+            self._give_up(files.cause(error))
         except Exception as error:  # an internal error must not end training
             self._give_up(one_line(f"{type(error).__name__}: {error}", MOST_CHARS))
 
-    def _compare_graph(self, why: str) -> None:
-        """Compare a CUDA graph of the eager pass on a card; if that is impossible, report why there is no library."""
-        self.state, self._why_no_library = "comparing", why
-        try:
-            self._task.offer_graph(self._decided, self._failed)
-        except CompiledPassError:
-            self._give_up(why)
+    def _prepare(self, cache: Path) -> bool:
+        """Fill the cache, or wait until another process has; return False if the peer ends first or soon.
 
-    def _library(self) -> Path | None:
-        """Return the library, compiled if there is none yet; None if the peer ends first.
-
-        Raises OSError, or CompiledPassError if there cannot be one.
+        Raises OSError, or CompiledPassError if the pass cannot be compiled.
         """
-        folder = libraries.private_folder(self._directory, f"torch-{torch.__version__}")
-        library = folder / f"{self._shape.key()}.so"
-        if libraries.is_whole(library):
-            libraries.keep(library)
-            return library
-        is_worth_it = self._is_worth_it()
-        lock = FileLock(folder / f"{self._shape.lock()}.lock")
-        while not self._has_ended():
-            with contextlib.suppress(Timeout), lock.acquire(timeout=0):
-                if not libraries.is_whole(library):
-                    if not is_worth_it:
-                        self._finish("off (too little is left to train)")
-                        return None
-                    self._compile(library)
-                return library if libraries.is_whole(library) else None
-            self.state = "compiling"
-            self._ends.wait(self._poll_s)
-        return None
+        lock, is_worth_it = FileLock(cache.with_suffix(".lock")), is_whole(cache) or self._is_worth_it(WORTH_S)
+        while not is_whole(cache) and not self._ends.is_set():
+            try:
+                with lock.acquire(timeout=0):
+                    if not is_worth_it and not is_whole(cache):
+                        return self._too_late()
+                    if not is_whole(cache):
+                        self._compile(cache)
+                is_worth_it = is_whole(cache) or self._is_worth_it(WORTH_S)  # after a pause
+            except Timeout:
+                self.state = "compiling"
+                self._ends.wait(self._poll_s)
+        return not self._ends.is_set() and (self._is_worth_it(WARM_WORTH_S) or self._too_late())
 
-    def _is_worth_it(self) -> bool:
+    def _is_worth_it(self, least_s: float) -> bool:
         """Wait until training is under way; return False if the peer ends first, or too little is left to train."""
-        while not self._has_ended(self._poll_s):
+        while not self._ends.wait(self._poll_s):
             if not self._is_training():
                 continue
             if self._mode == "on":
                 return True
             if (left_s := self._remaining_s()) is not None:
-                return left_s >= WORTH_S
+                return left_s >= least_s
         return False
 
-    def _compile(self, library: Path) -> None:
-        """Run the child, unless it failed before or cannot succeed. Raises CompiledPassError."""
-        if why := libraries.failure(library):
-            raise CompiledPassError(remembered(why, library))
+    def _too_late(self) -> bool:
+        if not self._ends.is_set():
+            self._finish("off (too little is left to train)")
+        return False
+
+    def _compile(self, cache: Path) -> None:
+        """Run the child, unless it failed before or cannot succeed; end it when training rests.
+
+        Raises OSError and CompiledPassError.
+        """
+        if failure_file(cache).exists():
+            why = failure_file(cache).read_text(encoding="utf-8", errors="replace")
+            raise CompiledPassError(remembered(why, cache))
         if compiler_program(os.environ) is None:
             raise CompiledPassError("there is no C++ compiler; p2ptrain doctor says how to install one")
         device = self._task.theta.device
@@ -203,107 +250,79 @@ class BackgroundCompiler:
         self.state = "compiling"
         self._notebook.note("compiling")
         began = self._clock()
-        status, said = self._run_child(library)
-        if self._has_ended():
+        forget(cache)  # of a child that was ended: a half-written library would end the process that loads it
+        found = self._run_child(cache)
+        if found is None:
+            self.state = "not compiled yet"
             return
-        if status or not library.exists():
+        status, said = found
+        if status:
             why = one_line(reason(status, said), MOST_CHARS)
-            if 0 < status != libraries.TRY_LATER:
-                libraries.remember_failure(library, why)
-                why = remembered(why, library)
+            if 0 < status != TRY_LATER:
+                files.replace(failure_file(cache), why.encode())
+                why = remembered(why, cache)
             raise CompiledPassError(why)
+        files.replace(_whole(cache), b"")
         self._notebook.note("compiled pass", seconds=self._clock() - began)
 
-    def _run_child(self, library: Path) -> tuple[int, bytes]:
-        """Return the child's status and last output; suspend it while the trainer does not train.
+    def _run_child(self, cache: Path) -> tuple[int, bytes] | None:
+        """Return the child's status and last output; None if this process ends first, or training rests.
 
-        Raises CompiledPassError if it takes too long. A peer that ends kills it.
+        Raises CompiledPassError if it takes too long. The child ends with this process.
         """
-        ran_s = 0.0
-        process = subprocess.Popen(
-            launched(*self._command, str(library), OMP_NUM_THREADS="1"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )
-        said = bytearray()
-        reader = threading.Thread(target=_read_tail, args=(process, said), name="compiler output", daemon=True)
-        try:
-            reader.start()
+        began = self._clock()
+        with tempfile.TemporaryFile() as said:
+            process = subprocess.Popen(
+                launched(*self._command, str(cache), str(NICENESS[self._mode]), OMP_NUM_THREADS="1"),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=said,
+            )
             assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
-                pipe.write(json.dumps(asdict(self._shape)).encode())
-            is_suspended, looked = False, self._clock()
-            while process.poll() is None and not self._has_ended(self._poll_s):
-                now, was_suspended = self._clock(), is_suspended
-                ran_s += 0.0 if is_suspended else now - looked
-                looked, is_suspended = now, not self._is_training()
-                if is_suspended is not was_suspended:  # not the compiler that it runs: as an orphan it must end itself
-                    process.send_signal(signal.SIGSTOP if is_suspended else signal.SIGCONT)
-                if ran_s > self._deadline_s:
-                    raise CompiledPassError(f"the compiler did not end within {self._deadline_s:.0f} s")
-        finally:
-            _end(process)
-            reader.join()
-            for leftover in library.parent.glob(f"{library.stem}-*"):
-                shutil.rmtree(leftover, ignore_errors=True)
-        return process.returncode, bytes(said)
-
-    def _has_ended(self, wait_s: float = 0.0) -> bool:
-        return self._ends.wait(wait_s) or self._is_over()
+                try:
+                    pipe.write(json.dumps(asdict(self._shape)).encode() + b"\n")
+                    pipe.flush()
+                    while process.poll() is None:
+                        if self._ends.wait(self._poll_s) or not self._is_training():
+                            return None
+                        if self._clock() - began > self._deadline_s:
+                            raise CompiledPassError(f"the compiler did not end within {self._deadline_s:.0f} s")
+                finally:
+                    kill_tree(process)
+            said.seek(max(0, said.seek(0, os.SEEK_END) - TAIL_BYTES))
+            return process.returncode, said.read()
 
     # --- results ------------------------------------------------------------------------------------------------------
 
     def _decided(self, way: str, ratio: float | None) -> None:
-        """Record the comparison's result; the trainer thread calls it."""
+        """Record the comparison's result; the trainer's thread calls it."""
         if ratio is None:
-            self._give_up(self._why_no_library or f"it is not {100 * (GAIN - 1):.0f} % faster here")
+            self._give_up(f"it is not {100 * (GAIN - 1):.0f} % faster here")
             return
         self._notebook.note("compiled", way=way, ratio=ratio)
-        self._finish(f"{way} ({self._why_no_library})" if self._why_no_library else way)
+        self._finish(way)
 
     def _failed(self, why: str) -> None:
-        what = "the CUDA graph" if self._why_no_library else "the compiled code"
-        failure = one_line(f"{what} failed: {why}", MOST_CHARS)
-        self._give_up("; ".join(filter(None, (self._why_no_library, failure))))
+        self._give_up(one_line(f"the compiled code failed: {why}", MOST_CHARS))
 
     def _give_up(self, why: str) -> None:
         self._notebook.note("not compiled", why=why)
         self._finish(f"off ({why})")
 
     def _finish(self, state: str) -> None:
-        self.state = state
-        self._is_final = True
+        self.state, self.is_final = state, True
 
 
-def remembered(why: str, library: Path) -> str:
-    """Return why a library was not made, and how to try again."""
-    return f"{why}; to try again, delete {UserPath(libraries.failure_file(library))}"
+def remembered(why: str, cache: Path) -> str:
+    """Return why a pass was not compiled, and how to try again."""
+    return f"{why}; to try again, delete {UserPath(failure_file(cache))}"
 
 
 def reason(status: int, said: bytes) -> str:
-    """Return why the compiler failed: its last line, or the signal that ended it."""
+    """Return why the child failed: its last line, or the signal that ended it."""
     if status < 0:
         name = signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)
         return f"signal {name} ended the compiler; the memory may be too small"
     lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
-    return lines[-1].removeprefix("Error: ") if lines else f"the compiler ended with status {status}"
-
-
-def _read_tail(process: subprocess.Popen[bytes], said: bytearray) -> None:
-    """Keep the end of the child's standard error."""
-    assert process.stderr is not None
-    with process.stderr as pipe:
-        while block := os.read(pipe.fileno(), TAIL_BYTES):
-            said += block
-            del said[:-TAIL_BYTES]
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the child, which leads a session of its own, and its children, unless it has ended."""
-    if process.poll() is None:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:  # it has not begun its session yet
-            process.kill()
-        process.wait()
+    return lines[-1] if lines else f"the compiler ended with status {status}"

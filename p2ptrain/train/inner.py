@@ -14,13 +14,11 @@ Dimension letters: P parameters (padded), B sequences of an inner step, T tokens
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,15 +31,21 @@ from p2ptrain.ports import GoesOn, HeldOutLoss
 from p2ptrain.train import accelerator
 from p2ptrain.train.autofit import CARD_MEMORY_FRACTION, Placement
 from p2ptrain.train.batches import Batches, CorpusReader
-from p2ptrain.train.compiled_pass import CompiledPass, CompiledPassError, PassShape
+from p2ptrain.train.compiled_pass import (
+    COMPILED,
+    GRAPHED,
+    CompiledPass,
+    CompiledPassError,
+    MicroBatchPass,
+    PassChoice,
+    PassShape,
+)
 from p2ptrain.train.device_copies import Arrival, copies_of
 from p2ptrain.train.evaluate import HeldOutText, validation_loss
 from p2ptrain.train.generate import Sampling, generate_answer, generate_text
-from p2ptrain.train.graphed_pass import GraphedPass
 from p2ptrain.train.loss_scale import LossScale
 from p2ptrain.train.model import FlatModel, recompute_activations, summed_loss
 from p2ptrain.train.optimizer import FlatOptimizer, muon_parameters
-from p2ptrain.train.pass_choice import MicroBatchPass, PassChoice
 from p2ptrain.train.schedule import learning_rate
 
 if TYPE_CHECKING:
@@ -57,24 +61,16 @@ gradient that is too large then has another cause than the search for the scale.
 CLIP_EPSILON = 1e-6
 """Added to the norm that divides; of torch.nn.utils.clip_grad_norm_."""
 
-COMPILED, GRAPHED = "compiled code", "a CUDA graph"
-"""Names of the ways to compute beside the eager pass."""
 _KEEPS = "a compiled pass would keep activations, for which memory is short"
 _PACKED = "passes are compiled for plain text, and this run's corpus has dialogues"
 _SCALES = "the scale of the loss, which a compiled pass cannot change, is dynamic in fp16"
 
 
 @dataclass(frozen=True, slots=True)
-class InnerStepResult:
-    loss: float  # nats a token, before the step
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class ArrivingStepResult:
-    """``InnerStepResult`` whose numbers may still be on their way from a card: reading one waits for it."""
+    """Result of an inner step whose numbers may still be on their way from a card: reading one waits for it."""
 
-    numbers: Arrival  # [2]: loss, norm of the gradient
+    numbers: Arrival  # [2]: loss in nats a token before the step, norm of the gradient
     tokens: int
     learning_rate: float
 
@@ -264,55 +260,26 @@ class LanguageModelTask:
 
     def offer(
         self,
-        library: Path,
         shape: PassShape,
         decided: Callable[[str, float | None], None],
         failed: Callable[[str], None],
     ) -> None:
-        """Compare a library with the eager pass from the next inner step on, then use the faster one; any thread.
+        """Compare compiled passes with the eager one from the next inner step on, then use the fastest; any thread.
 
-        On a card, a CUDA graph of the library's kernels is compared, too, if memory allows. Raises CompiledPassError if
-        the library cannot be loaded. ``PassChoice`` explains the callbacks.
+        Raises CompiledPassError if memory became short. ``PassChoice`` explains the callbacks.
         """
         if self._recomputes:
             raise CompiledPassError(_KEEPS)
-        compiled = CompiledPass(library, self.model, self._gradient, shape)
-        candidates: dict[str, MicroBatchPass] = {COMPILED: compiled}
-        with contextlib.suppress(CompiledPassError):
-            candidates[f"{COMPILED} in {GRAPHED}"] = self._recorded(compiled.run)
-        self._choose(candidates, decided, failed)
+        device = self.theta.device
+        candidates: dict[str, MicroBatchPass] = {COMPILED: CompiledPass(self.model, self._gradient, shape)}
+        if device.type == "cuda" and self._has_room_for_graph():
+            candidates[GRAPHED] = CompiledPass(self.model, self._gradient, shape, in_graphs=True)
 
-    def offer_graph(self, decided: Callable[[str, float | None], None], failed: Callable[[str], None]) -> None:
-        """Compare a CUDA graph with the eager pass from the next inner step on, then use the faster one; any thread.
-
-        Raises CompiledPassError if there is none for this device. ``PassChoice`` explains the callbacks.
-        """
-        self._choose({GRAPHED: self._recorded(self._eager_pass)}, decided, failed)
-
-    def _choose(
-        self,
-        candidates: Mapping[str, MicroBatchPass],
-        decided: Callable[[str, float | None], None],
-        failed: Callable[[str], None],
-    ) -> None:
         def clock() -> float:
-            accelerator.synchronize(self.theta.device)
+            accelerator.synchronize(device)
             return time.perf_counter()
 
         self.passes = PassChoice(candidates, decided, failed, clock)
-
-    def _recorded(self, compute: Callable[[Tensor], Tensor]) -> GraphedPass:
-        """Return a CUDA graph of a way to compute a part. Raises CompiledPassError if there cannot be one."""
-        device = self.theta.device
-        if device.type != "cuda":
-            raise CompiledPassError(f"only CUDA cards record passes, and this one is on {device}")
-        if self._corpus.is_packed:
-            raise CompiledPassError(_PACKED)
-        if self.loss_scale.is_dynamic:
-            raise CompiledPassError(_SCALES)
-        if self._recomputes or not self._has_room_for_graph():
-            raise CompiledPassError(_KEEPS)
-        return GraphedPass(compute, self._gradient, self.micro_batch, self._training.sequence_length + 1)
 
     def _has_room_for_graph(self) -> bool:
         """Return whether a card can hold the activations of a pass twice: a graph's memory is its own."""

@@ -205,9 +205,10 @@ class Ranks:
             made.append(make())
         except UserError as error:
             problem = [error.problem, error.remedy]
-        problems = [each for each in self.gather(problem) if each is not None]
-        if problems:
-            raise UserError(*map(str, problems[0]))
+        for rank, found in enumerate(self.gather(problem)):
+            if found is not None:
+                whose = "" if rank == self.rank else f"Rank {rank}: "
+                raise UserError(f"{whose}{found[0]}", str(found[1]))
         return made[0]
 
     def send_to(self, values: Tensor, rank: int) -> None:

@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,6 @@ from p2ptrain.data.split import HELD_OUT_TOKENS
 from p2ptrain.ports import Clock, GoesOn, HeldOutLoss
 from p2ptrain.train.autofit import Placement
 from p2ptrain.train.batches import CorpusReader
-from p2ptrain.train.compiled_pass import CompiledPassError, PassShape
 from p2ptrain.train.cross_entropy import summed_cross_entropy
 from p2ptrain.train.evaluate import BATCH_LOGITS, batches_to_skip, tokens_to_read
 from p2ptrain.train.inner import CLIP_EPSILON, LanguageModelTask
@@ -35,7 +34,7 @@ from p2ptrain.train.sequence_parts import parts_of, predicted, predicted_count
 from p2ptrain.train.stages import StageModel, fitting_micro_batch
 
 if TYPE_CHECKING:
-    from p2ptrain.manifest import Decoder, TrainingSection
+    from p2ptrain.manifest import TrainingSection
 
 HOST = torch.device("cpu")
 ROUND = 2
@@ -137,10 +136,6 @@ class StagedTask(LanguageModelTask):
         """Return a text that the current weights write; none where a rank has not all of them."""
         return super().sample(new_tokens) if self.stage_model.stage.count == 1 else ""
 
-    def pass_shape(self, description: Decoder) -> PassShape:
-        """Raise CompiledPassError."""
-        raise CompiledPassError("passes of several devices are not compiled")
-
     def _backward(self, batch: Tensor) -> Tensor:
         """Leave the mean gradient in the parameters; return the mean loss, the same on all ranks."""
         self._refresh_guest()
@@ -149,8 +144,8 @@ class StagedTask(LanguageModelTask):
         parts, stage = parts_of(batch[self._own]), self.stage_model.stage
         given = (parts.inputs,) if stage.is_first else ()
         target = parts.labels.contiguous() if stage.is_last else None
-        losses: list[Tensor] = []
-        self._schedule.step(*given, target=target, losses=losses, return_outputs=False, **parts.arguments)
+        losses, arguments = list[Tensor](), dict[str, Any](parts.arguments)
+        self._schedule.step(*given, target=target, losses=losses, return_outputs=False, **arguments)
         self._sum_tied_gradients()
         self.ranks.sum_replicas(self._gradient)
         if self.loss_scale.is_dynamic:

@@ -32,6 +32,8 @@ LOST = "lost"
 """Kind of the failure of a rank because another one has ended, which may have said why."""
 HEARTBEAT_S = 1.0
 """Seconds between two signs of life of a trainer that works on an answer."""
+IDLE_S = 60.0
+"""Seconds without a question, as of a peer that pauses, after which several ranks make sure that all are there."""
 
 Answers = Mapping[str, Callable[..., Mapping[str, Any]]]
 """What a trainer answers, by the name of the question; its arguments are JSON values."""
@@ -83,19 +85,23 @@ class Attachment:
         """Pass a note on to the node (``ports.Notebook``); any thread. Raises LineClosedError."""
         self._line.send({"note": kind, "fields": fields})
 
-    def serve(self, first: Mapping[str, Any], answers: Answers) -> None:
+    def serve(self, first: Mapping[str, Any], answers: Answers, on_idle: Callable[[], object] = lambda: None) -> None:
         """Answer questions until the node closes the line.
 
         Args:
             first: the answer that says that this trainer is ready.
+            on_idle: called every ``IDLE_S`` without a question.
         """
         self._line.send({"answer": dict(first)})
         while True:
             self._works.clear()
             try:
-                question = self._received()
+                question = self._line.receive(IDLE_S)
             except LineClosedError:
                 return
+            if question is None:
+                on_idle()
+                continue
             self._works.set()
             if "ask" not in question:  # "enough", of an answer that has ended
                 continue

@@ -66,7 +66,10 @@ class TrainerHandle:
         self._door = Door()
         self._lines: list[Line] = []
         """To the ranks, in order."""
-        self._process = subprocess.Popen(launched(*command, P2PTRAIN_NODE=self._door.address), stdin=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            launched(*command, P2PTRAIN_NODE=self._door.address, TORCH_CPP_LOG_LEVEL="ERROR"),  # of hosts without names
+            stdin=subprocess.DEVNULL,
+        )
 
     @property
     def pid(self) -> int:

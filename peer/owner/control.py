@@ -1,25 +1,22 @@
-"""The owner thread: watches settings, month, hour and commands, and controls the rest of the peer accordingly.
+"""Owner control: watches settings, month, hour and commands, and controls the rest of the peer accordingly.
 
-The thread starts under the home's lock and before anything else of the peer, so that ``p2ptrain status`` works while
-the peer looks for its swarm. ``take`` gives it the trainer later. The thread alone writes its state; from others it
-reads only single numbers and references, whose reads are atomic.
+It begins under the home's lock and before anything else of the peer, so that ``p2ptrain status`` works while the peer
+looks for its swarm. ``take`` gives it the trainer later. Everything runs in the node's loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import os
-import select
 import signal
-import socket
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Self
+from typing import Any
 
 from p2ptrain.base import files
 from p2ptrain.base.clock import JUMP_S, wall
@@ -50,8 +47,6 @@ MEASURED_S = 60.0
 DUPLICATE_S = 1200.0
 """Seconds for which ``status`` shows another process with this peer's identity, which is noted every ten minutes."""
 KEPT_LINES = 5
-MAX_ERROR_CHARS = 200
-MAX_NOTED_ERRORS = 20
 
 
 def local_time() -> datetime:
@@ -70,7 +65,7 @@ class TrainingHandle:
 
 
 class OwnerControl:
-    """The owner thread; a context manager. Enter it after ``notebook`` and the home's lock, and before ``Stopping``."""
+    """Applies the owner's settings and carries out commands."""
 
     def __init__(
         self,
@@ -114,40 +109,40 @@ class OwnerControl:
         self._news = News(clock)
         self._last_lines: deque[tuple[float, str]] = deque(maxlen=KEPT_LINES)
         self._server: ControlServer | None = None
-        self._wake_receiver, self._wake_sender = socket.socketpair()
-        self._ends = threading.Event()
-        self._noted_errors: set[str] = set()
-        self._thread = threading.Thread(target=self._run, name="owner", daemon=True)
 
-    def __enter__(self) -> Self:
+    @contextlib.asynccontextmanager
+    async def running(self, start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]) -> AsyncIterator[None]:
+        """Control the peer while the block runs.
+
+        Args:
+            start: starts a task whose failure ends the peer.
+        """
         if why := self._traffic.load():
             self._notebook.note("not counted", why=f"{self._traffic.path} cannot be read: {why}")
         self._restore_pause()
         self._sensors.watch(self._settings)
-        self._sensors.start()
         self._count()
         self._apply()
-        self._listen()
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ends.set()
-        self._wake_sender.send(b"!")
-        self._thread.join()
-        if why := self._sensors.stop():
-            self._notebook.note("card left capped", why=why)
-        self._note_faults()  # a short session may end before the first look
-        for each in (self._server, self._wake_receiver, self._wake_sender):
-            if each is not None:
-                each.close()
-        self._count()
-        self._save()
+        await self._listen()
+        tasks = [start(self._sensors.run()), start(self._watch())]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            if why := self._sensors.left_capped:
+                self._notebook.note("card left capped", why=why)
+            self._note_faults()  # a short session may end before the first look
+            if self._server is not None:
+                self._server.close()
+            self._count()
+            self._save()
 
     def take(self, handle: TrainingHandle) -> None:
         """Set the trainer to control, before its loop begins."""
         self._handle = handle
-        self._wake_sender.send(b"!")
+        self._apply()
 
     def on_note(self, kind: str, fields: dict[str, Any]) -> None:
         """Keep the last lines that are news for ``status``; a ``telemetry.Listener``."""
@@ -160,60 +155,35 @@ class OwnerControl:
         if kind != "progress" and self._news.is_news(kind, fields) and (text := line(kind, fields)) is not None:
             self._last_lines.append((self._clock(), text))
 
-    # --- the thread -----------------------------------------------------------------------------------------------
+    # --- the watch ------------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        while not self._ends.is_set():
-            watched: list[Any] = [self._wake_receiver, *([] if self._server is None else [self._server.socket])]
-            try:
-                ready, _, _ = select.select(watched, [], [], POLL_S)
-                if self._wake_receiver in ready:
-                    self._wake_receiver.recv(64)
-                self.look()
-                if self._server is not None and self._server.socket in ready and not self._server.serve(self.answer):
-                    self._ends.wait(POLL_S)  # the client still waits and would wake us at once
-            except Exception as error:  # an internal error: budget, hours and commands need this thread
-                self._note_error(error)
-                self._ends.wait(POLL_S)  # the select may have failed; do not spin
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(POLL_S)
+            self.look()
+            if self._server is not None and not self._server.exists():  # somebody has removed it
+                self._server.close()
+                await self._listen()
 
     def look(self) -> None:
-        """Check for changes and apply them, every ``POLL_S``. An error in one part does not stop the others."""
-        parts = (
-            self._read,
-            self._count,
-            self._save_if_due,
-            self._end_pause_if_due,
-            self._note_faults,
-            self._apply,
-            self._keep_listening,
-        )
-        for part in parts:
-            try:
-                part()
-            except Exception as error:  # an internal error: the other parts still run
-                self._note_error(error)
+        """Check for changes and apply them, every ``POLL_S``."""
+        self._read()
+        self._count()
+        if self._clock() >= self._save_at:
+            self._save_at = self._clock() + SAVE_PERIOD_S
+            self._save()
+        self._end_pause_if_due()
+        self._note_faults()
+        self._apply()
 
-    def _listen(self) -> None:
+    async def _listen(self) -> None:
+        self._server = server = ControlServer(self._home.path, self.answer)
         try:
-            self._server = ControlServer(self._home.path)
+            await server.start()
         except (OSError, DeviceError) as error:
             self._server = None
             why = error.problem.rstrip(".") if isinstance(error, DeviceError) else files.cause(error)
             self._notebook.note("no control socket", why=why)
-
-    def _keep_listening(self) -> None:
-        """Create the control socket again if somebody has removed it."""
-        if self._server is not None and not self._server.exists():
-            self._server.close()
-            self._listen()
-
-    def _note_error(self, error: Exception) -> None:
-        """Note an internal error once; the thread goes on, because budget, hours and commands need it."""
-        what = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
-        if what not in self._noted_errors and len(self._noted_errors) < MAX_NOTED_ERRORS:
-            self._noted_errors.add(what)
-            with contextlib.suppress(Exception):  # the notebook itself may have failed
-                self._notebook.note("owner stumbled", why=what)
 
     def _read(self) -> None:
         match self._file.changed():
@@ -229,11 +199,6 @@ class OwnerControl:
             if option not in self._noted_faults and getattr(self._settings, option):
                 self._noted_faults.add(option)
                 self._notebook.note("not in effect", option=option, why=why)
-
-    def _save_if_due(self) -> None:
-        if self._clock() >= self._save_at:
-            self._save_at = self._clock() + SAVE_PERIOD_S
-            self._save()
 
     def _accept(self, settings: Settings) -> None:
         old, self._settings, self._fault = self._settings, settings, ""

@@ -12,6 +12,7 @@ the home's lock, removes it. Requests and answers have maximum sizes and deadlin
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -36,11 +37,10 @@ LONGEST_PATH = 100
 MAX_REQUEST = 4 << 10
 MAX_ANSWER = 64 << 10
 REQUEST_DEADLINE_S = 2.0
-"""Seconds for a client to send its request, and to read the answer; other clients wait meanwhile. Guess: the delays of
-clients on a loaded machine."""
+"""Seconds for a client to send its request, and to read the answer. Guess: the delays of clients on a loaded
+machine."""
 ANSWER_DEADLINE_S = 10.0
-"""Seconds for the peer to answer; it may serve other clients first, each for at most ``REQUEST_DEADLINE_S``. Guess: the
-answer times of a peer on a loaded machine."""
+"""Seconds for the peer to answer. Guess: the answer times of a peer on a loaded machine."""
 
 Answer = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
@@ -50,50 +50,55 @@ class NotRunningError(HomeError):
 
 
 class ControlServer:
-    """The peer's side of the control socket; requires the home's lock. ``close`` removes all files."""
+    """The peer's side of the control socket, in its loop; requires the home's lock. ``close`` removes all files.
 
-    def __init__(self, home: Path) -> None:
-        """Create and bind the socket. Raises OSError, or DeviceError if nothing on this machine takes sockets."""
-        home = home.resolve()
-        _remove(home)
-        self._home = home
+    Args:
+        answer: carries out a request. A request whose client has gone is not carried out, because that client has
+            reported a failure to the owner; an invalid one is ignored.
+    """
+
+    def __init__(self, home: Path, answer: Answer) -> None:
+        self._home = home.resolve()
+        self._answer = answer
         self._folder: SocketFolder | None = None
+        self._server: asyncio.Server | None = None
+        self.path = self._home / SOCKET
+
+    async def start(self) -> None:
+        """Create the socket and serve it. Raises OSError, or DeviceError if nothing on this machine takes sockets."""
+        _remove(self._home)
         try:
-            if len(os.fsencode(home / SOCKET)) > LONGEST_PATH:
+            if len(os.fsencode(self.path)) > LONGEST_PATH:
                 raise OSError("the path is too long")
-            self.socket = _listen(home / SOCKET)
+            listener = _listen(self.path)
         except OSError:
             self._folder = SocketFolder.create()
+            self.path = self._folder.path / SOCKET
             try:
-                self.socket = _listen(self._folder.path / SOCKET)
-                (home / POINTER).write_text(str(self._folder.path / SOCKET), encoding="utf-8")
+                listener = _listen(self.path)
+                (self._home / POINTER).write_text(str(self.path), encoding="utf-8")
             except OSError:
                 self._folder.remove()
                 raise
+        self._server = await asyncio.start_unix_server(self._serve, sock=listener, limit=MAX_REQUEST)
 
-    def serve(self, answer: Answer) -> bool:
-        """Accept one client and answer its request; ignore an invalid one.
-
-        A request whose client has gone is not carried out, because that client has reported a failure to the owner.
-        Returns False if the client could not be accepted, for instance without a free file descriptor; it may still
-        wait.
-        """
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            connection, _ = self.socket.accept()
-        except OSError:
-            return False
-        with contextlib.suppress(OSError, ValueError, RecursionError), connection:
-            request = json.loads(_read_line(connection, MAX_REQUEST, REQUEST_DEADLINE_S))
-            if isinstance(request, dict) and not _has_left(connection):
-                line = json.dumps(answer(request), allow_nan=False).encode() + b"\n"
-                connection.settimeout(REQUEST_DEADLINE_S)
-                connection.sendall(line)
-        return True
+            async with asyncio.timeout(REQUEST_DEADLINE_S):
+                request = json.loads(await reader.readuntil(b"\n"))
+            if isinstance(request, dict) and not _has_left(writer.get_extra_info("socket")):
+                writer.write(json.dumps(self._answer(request), allow_nan=False).encode() + b"\n")
+                async with asyncio.timeout(REQUEST_DEADLINE_S):
+                    await writer.drain()
+        except (OSError, EOFError, asyncio.LimitOverrunError, ValueError, RecursionError):
+            writer.transport.abort()
+        finally:
+            writer.close()
 
     def exists(self) -> bool:
         """Return whether clients still find the socket, and mark it as used, for cleaners of temporary directories."""
         try:
-            os.utime(self.socket.getsockname())
+            os.utime(self.path)
             return self._folder is None or files.exists(self._home / POINTER)
         except FileNotFoundError:
             return False
@@ -101,7 +106,8 @@ class ControlServer:
             return True
 
     def close(self) -> None:
-        self.socket.close()
+        if self._server is not None:
+            self._server.close()
         _remove(self._home)
         if self._folder is not None:
             self._folder.remove()

@@ -1,4 +1,4 @@
-"""Sensors: running programs, battery, temperatures and the computer's users, read in a thread of their own.
+"""Sensors: running programs, battery, temperatures and the computer's users, read in a thread beside the loop.
 
 Only what the settings ask for is read, every ``PERIOD_S``. The thread also sets the card's power limit, which may take
 seconds. A value that this system does not give is a fault that the owner sees in one line; the peer trains on.
@@ -16,9 +16,10 @@ gpu_watts                   nvidia-smi
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from typing import TypeVar
 
 import psutil
 
+from p2ptrain.base.daemon_thread import DaemonThread
 from p2ptrain.base.system_tool import DEADLINE_S, ToolError, output_of
 from p2ptrain.base.text import one_line
 from p2ptrain.ports import Clock
@@ -49,7 +51,7 @@ PLAUSIBLE_CELSIUS = (1.0, 150.0)
 
 
 class Sensors:
-    """The sensors of one peer, read between ``start`` and ``stop``. ``readings`` is safe to read from any thread.
+    """The sensors of one peer, read while ``run`` runs.
 
     Args:
         directory: files about cards, of all peers of this user.
@@ -58,17 +60,27 @@ class Sensors:
     def __init__(self, directory: Path, clock: Clock = time.monotonic) -> None:
         self.readings = Readings()
         self._directory = directory
+        self.left_capped = ""
+        """Why ``run`` could not put a power limit back, and how to do so."""
         self._cards: tuple[str, ...] = ()
         self._caps: tuple[PowerCap, ...] = ()
         self._clock = clock
         self._settings = Settings()
-        self._wake = threading.Event()
-        self._ends = False
-        self._thread = threading.Thread(target=self._run, name="sensors", daemon=True)
+        self._edited = asyncio.Event()
+        self._thread = DaemonThread("sensors")
 
-    def start(self) -> None:
+    async def run(self) -> None:
+        """Read the sensors until cancelled, then put the card's power limit back."""
         self.readings = Readings(at=self._clock())
-        self._thread.start()
+        with self._thread:
+            try:
+                while True:
+                    self._edited.clear()
+                    await self._thread.call(self._renew)
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._edited.wait(), PERIOD_S)
+            finally:
+                await self._put_back()
 
     def train_on(self, cards: Sequence[str]) -> None:
         """Take these cards for those that train, by nvidia-smi's names; none on the CPU. Call it once.
@@ -77,23 +89,22 @@ class Sensors:
         """
         self._cards = tuple(cards)
         self._caps = tuple(PowerCap(self._directory, card) for card in self._cards or (None,))
-        self._wake.set()
+        self._edited.set()
 
-    def stop(self) -> str:
-        """Stop reading and put the card's power limit back; return why that failed, or ""."""
-        self._ends = True
-        self._wake.set()
-        self._thread.join(JOIN_S * max(1, len(self._caps)))
-        if self._thread.is_alive():
+    async def _put_back(self) -> None:
+        try:
+            async with asyncio.timeout(JOIN_S * max(1, len(self._caps))):
+                await self._thread.call(self._release)
+            self.left_capped = _joined(cap.left_capped for cap in self._caps)
+        except TimeoutError:
             ways_back = [cap.way_back for cap in self._caps if cap.way_back]
-            return "; ".join([SILENT, *ways_back]) if ways_back else ""
-        return _joined(cap.left_capped for cap in self._caps)
+            self.left_capped = "; ".join([SILENT, *ways_back]) if ways_back else ""
 
     def watch(self, settings: Settings) -> None:
         """Read from now on what these settings need, beginning at once."""
         if settings is not self._settings:
             self._settings = settings
-            self._wake.set()
+            self._edited.set()
 
     def read(self) -> Readings:
         """Read the sensors once, with a deadline for each program that is called."""
@@ -119,16 +130,12 @@ class Sensors:
             at=self._clock(),
         )
 
-    def _run(self) -> None:
-        try:
-            while not self._ends:
-                self._wake.clear()
-                self.readings = self.read()
-                if not self._ends:
-                    self._wake.wait(PERIOD_S)
-        finally:
-            for cap in self._caps:
-                cap.release()
+    def _renew(self) -> None:
+        self.readings = self.read()
+
+    def _release(self) -> None:
+        for cap in self._caps:
+            cap.release()
 
 
 def running(wanted: Iterable[str]) -> frozenset[str]:

@@ -43,16 +43,23 @@ class Child:
 
 
 async def start(
-    name: str, module: str, arguments: Sequence[str], log: Path, threads: int, inside: Wrap = lambda *command: command
+    name: str,
+    module: str,
+    arguments: Sequence[str],
+    log: Path,
+    threads: int,
+    inside: Wrap = lambda *command: command,
+    **variables: str,
 ) -> Child:
     """Run ``python -m module arguments`` with ``threads`` threads of torch, its output appended to ``log``.
 
     Args:
         inside: wraps the command in one that runs it elsewhere in the same process, on a host of the laboratory.
+        variables: of its environment.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     # -P: a folder in the working directory that has the name of one of our packages must not shadow it.
-    command = launched(*inside(sys.executable, "-P", "-m", module, *arguments))
+    command = launched(*inside(sys.executable, "-P", "-m", module, *arguments), udp=True, **variables)
     with log.open("ab") as output:
         process = await asyncio.create_subprocess_exec(
             *command,

@@ -6,14 +6,15 @@ Every started child is in ``_Cast.children`` and ends before ``conduct`` returns
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from p2ptrain.base.imports import command_imports
+from peer.owner.settings import COMPILE_VARIABLE, compile_mode
 from peer.testnet import processes
-from peer.testnet.compiled import WORTH_S, compiling_step
 from peer.testnet.plan import Plan, TrainerProcess
 from peer.testnet.processes import Child
 from peer.testnet.watch import Watch
@@ -28,6 +29,9 @@ may take an hour, reports progress (``peer.assembly``). Guess: measure the longe
 SAVE_GRACE_S = 120.0
 """Time for a trainer to stop: an inner step, a held-out loss, a checkpoint; 3 s in the demo. Guess: measure large
 models."""
+COMPILE_WORTH_S = 300.0
+"""Least length of a testnet that is limited in time for which its peers compile. The demo's step takes 40 s of an idle
+core and saves a quarter of the time."""
 LEAVE_GRACE_S = 20.0
 """Time for a trainer to stop after Ctrl+C, where the final loss may stay unknown."""
 
@@ -98,11 +102,10 @@ async def conduct(
     began = time.monotonic()
     cast = _Cast()
     try:
-        async with _compiling(plan, means, seconds, watch):
-            troubles = await _start(plan, means, cast, watch)
-            cut_short = False
-            if not troubles:
-                troubles, cut_short = await _until_over(cast, seconds, watch)
+        troubles = await _start(plan, means, cast, watch, _compiling(seconds, watch))
+        cut_short = False
+        if not troubles:
+            troubles, cut_short = await _until_over(cast, seconds, watch)
         await processes.stop(list(cast.trainers.values()), SAVE_GRACE_S)
         watch.refresh()
         statuses = {name: child.ended.result() for name, child in cast.trainers.items()}
@@ -114,17 +117,22 @@ async def conduct(
     return ending
 
 
-def _compiling(
-    plan: Plan, means: Means, seconds: float | None, watch: Watch
-) -> contextlib.AbstractAsyncContextManager[None]:
-    if seconds is not None and seconds < WORTH_S:
-        return contextlib.nullcontext()
-    return compiling_step(plan.signed.manifest, means.threads, plan.out / "compiler.log", watch.say)
+def _compiling(seconds: float | None, watch: Watch) -> dict[str, str]:
+    """Return variables of the trainers' environment that let the first one compile the step, for all of them."""
+    if compile_mode("auto", os.environ) == "off" or (seconds is not None and seconds < COMPILE_WORTH_S):
+        return {}
+    with command_imports():
+        from p2ptrain.train.compiling import compiler_program
+
+    if compiler_program(os.environ) is None:
+        watch.say("there is no C++ compiler, which would make training faster; p2ptrain doctor says how to install one")
+        return {}
+    return {COMPILE_VARIABLE: "on"}  # at once: with the low priority it would end after the testnet
 
 
-async def _start(plan: Plan, means: Means, cast: _Cast, watch: Watch) -> list[str]:
+async def _start(plan: Plan, means: Means, cast: _Cast, watch: Watch, variables: Mapping[str, str]) -> list[str]:
     if plan.solo is not None:  # it needs no bootstrap and can start first
-        cast.trainers["solo"] = await _trainer(plan.solo, [], means)
+        cast.trainers["solo"] = await _trainer(plan.solo, [], means, variables)
     arguments = [str(plan.run), "--local", "--home", str(plan.bootstrap)]
     arguments += ["--page", means.page] if means.page else []
     cast.bootstrap = await processes.start("bootstrap", "bootstrap", arguments, plan.bootstrap / "output.log", 1)
@@ -141,13 +149,15 @@ async def _start(plan: Plan, means: Means, cast: _Cast, watch: Watch) -> list[st
         several = ["--devices", means.devices] if means.devices and number == 0 else []
         several += ["--stages", str(means.stages)] if means.stages is not None and number == 0 else []
         arguments = [link, "--local", "--nickname", each.name, *shared, *several]
-        cast.trainers[each.name] = await _trainer(each, arguments, means)
+        cast.trainers[each.name] = await _trainer(each, arguments, means, variables)
     return []
 
 
-async def _trainer(trainer: TrainerProcess, arguments: Sequence[str], means: Means) -> Child:
+async def _trainer(
+    trainer: TrainerProcess, arguments: Sequence[str], means: Means, variables: Mapping[str, str]
+) -> Child:
     arguments = [*arguments, "--home", str(trainer.home.path), *means.arguments()]
-    return await processes.start(trainer.name, "peer", arguments, trainer.log, means.threads)
+    return await processes.start(trainer.name, "peer", arguments, trainer.log, means.threads, **variables)
 
 
 def page_url(log: Path) -> str:

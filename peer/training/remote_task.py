@@ -110,7 +110,9 @@ class RemoteTask:
             try:
                 self._adopt(*self._started())
             except TrainerDiedError as died:
-                self._mourn(died)
+                pause_s = self._mourn(died)
+                if self._closing.wait(pause_s if self._plan.others else 0.0):
+                    raise TrainerAwayError from died
                 if tries == FIRST_TRIES - 1 and not self._plan.others:  # another computer may return
                     raise DeviceError(
                         f"The trainer cannot start: {died}.",

@@ -7,8 +7,12 @@ until this process ends.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import secrets
 import socket
+import sys
+import threading
 import time
 from datetime import timedelta
 
@@ -33,6 +37,9 @@ MOST_BYTES = 1 << 12
 """Longest value that this module reads from the store."""
 POLL_S = 0.2
 DIAL_S = 5.0
+BEAT_S, SILENT = 2.0, 15
+"""Seconds between two signs of life of each computer, and missing ones in a row after which it counts as lost: its
+connections may stay open. Guess: how long a computer that swaps is silent."""
 STORE = timedelta(seconds=60)
 """Longest wait for an answer of the store: of a computer that swaps."""
 
@@ -73,6 +80,8 @@ class Rendezvous(RendezvousHandler):
         """Meet the other computers. Raises RendezvousConnectionError, and DeviceError if this one does not fit."""
         try:
             store = self._led() if self._node == 0 else self._joined()
+            if self._nodes > 1:
+                self._keep_in_touch()
         except (DistError, OSError) as error:
             raise RendezvousConnectionError(str(error)) from error
         place = RendezvousStoreInfo(self._host, self._port)
@@ -131,6 +140,34 @@ class Rendezvous(RendezvousHandler):
             return False
         return True
 
+    def _keep_in_touch(self) -> None:
+        """Show the others that this computer lives, and end this process where one of them is lost."""
+        store = TCPStore(self._host, self._port, is_master=False, timeout=STORE, wait_for_workers=False)
+        missing = dict.fromkeys(range(1, self._nodes) if self._node == 0 else (0,), 0)
+        counts = dict.fromkeys(missing, 0)
+
+        def beat() -> None:
+            with contextlib.suppress(DistError):  # the leader has ended
+                while True:
+                    store.add(f"beat {self._node}", 1)
+                    for node, before in counts.items():
+                        if (now := store.add(f"beat {node}", 0)) != before:
+                            counts[node], missing[node] = now, 0
+                    time.sleep(BEAT_S)
+
+        def watch() -> None:
+            while max(missing.values()) < SILENT:
+                time.sleep(BEAT_S)
+                for node in missing:  # counted, since this process may be stopped, too
+                    missing[node] += 1
+            lost = max(missing, key=missing.__getitem__)
+            who = f"computer {lost}" if lost else "the leader"
+            sys.stderr.write(f"[team] {who} has been silent for {SILENT * BEAT_S:.0f} s\n")
+            os._exit(1)
+
+        for each in (beat, watch):
+            threading.Thread(target=each, name=each.__name__, daemon=True).start()
+
     # --- the rest of torch's interface --------------------------------------------------------------------------------
 
     @property
@@ -159,16 +196,13 @@ class Rendezvous(RendezvousHandler):
 def own_interface(leader: LanAddress) -> str:
     """Return the name of this computer's interface towards the leader, by which gloo and NCCL reach it.
 
-    Raises DeviceError if there is no way to it.
+    Waits until there is a way to it.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
+    while True:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
             probe.connect((leader.host, leader.port))
-        except OSError as error:
-            raise DeviceError(
-                f"This computer has no way to {leader.host}: {error.strerror}.", "Join the leader's network first."
-            ) from error
-        return interface_of(probe.getsockname()[0])
+            return interface_of(probe.getsockname()[0])
+        time.sleep(DIAL_S)
 
 
 def _key(node: int) -> str:

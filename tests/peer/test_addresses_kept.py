@@ -78,24 +78,31 @@ def test_whoever_is_reached_through_a_relay_says_so_in_its_links(
         return said.out.strip(), said.err
 
     monkeypatch.setattr(network_stack, "Connection", StillConnection)
-    with contextlib.ExitStack() as stack, contextlib.closing(EventLog(home.events)) as log:
-        line = network_stack.connect(stack, PeerOptions(link), home, identity, signed, log, Throttles())
-        showing.set_run(signed, home, cast(Any, record), local=False)
-        state._sources = None  # as before there are figures
-        at_first, warned = invited()
-        assert f"@{NEAR}/" in at_first
-        assert "Nobody outside your network" in warned
-        assert "No peer is running" in warned  # since this test does not hold the home's lock
-        assert at_first in state.document()["join"]
-        line.thread.call(cast(Any, line.connection).move(CIRCUIT, NEAR))
-        later, warned = invited()
-        assert JoinLink.parse(later).addresses == (
-            address.with_peer(CIRCUIT, identity.peer_id),
-            address.with_peer(NEAR, identity.peer_id),
-            *link.addresses,
-        )
-        assert "Nobody outside your network" not in warned
-        assert later in state.document()["join"]
+
+    async def peer() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            log = stack.enter_context(contextlib.closing(EventLog(home.events)))
+            line = await network_stack.connect(
+                stack, PeerOptions(link), home, identity, signed, log, Throttles(), lambda: False
+            )
+            showing.set_run(signed, home, cast(Any, record), local=False)
+            state._sources = None  # as before there are figures
+            at_first, warned = invited()
+            assert f"@{NEAR}/" in at_first
+            assert "Nobody outside your network" in warned
+            assert "No peer is running" in warned  # since this test does not hold the home's lock
+            assert at_first in state.document()["join"]
+            await cast(Any, line.connection).move(CIRCUIT, NEAR)
+            later, warned = invited()
+            assert JoinLink.parse(later).addresses == (
+                address.with_peer(CIRCUIT, identity.peer_id),
+                address.with_peer(NEAR, identity.peer_id),
+                *link.addresses,
+            )
+            assert "Nobody outside your network" not in warned
+            assert later in state.document()["join"]
+
+    asyncio.run(peer())
     assert home.load_addresses().port == 4001
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +19,19 @@ from p2ptrain.manifest import SignedManifest
 from p2ptrain.net.identity import Identity
 from p2ptrain.train.model import flat_model
 from peer import assembly
-from peer.assembly import PeerOptions, build, noting_progress
+from peer.assembly import PeerOptions, TrainingSession, build, noting_progress
 from peer.home import Home
+
+
+def built(home: Home, device: torch.device, signed: SignedManifest, log: EventLog) -> TrainingSession:
+    """Return the session of a peer whose trainer has ended again."""
+    identity, options = Identity.load_or_create(home.identity), PeerOptions(link=None)
+
+    async def peer() -> TrainingSession:
+        async with contextlib.AsyncExitStack() as stack:
+            return build(options, [device], home, identity, signed, log, stack, lambda: False)
+
+    return asyncio.run(peer())
 
 
 @pytest.mark.parametrize(("fragments", "cut"), [(1, "even"), (3, "even"), (3, "layers")])
@@ -38,17 +50,8 @@ def test_low_rank_messages_are_of_the_models_matrices(
     home.path.mkdir()
     home.save_manifest(signed)
     device = torch.device("cpu")
-    with contextlib.closing(EventLog(home.events)) as log, contextlib.ExitStack() as stack:
-        session = build(
-            PeerOptions(link=None),
-            [device],
-            home,
-            Identity.load_or_create(home.identity),
-            signed,
-            log,
-            stack,
-            lambda: False,
-        )
+    with contextlib.closing(EventLog(home.events)) as log:
+        session = built(home, device, signed, log)
     payloads = session.record.learner.payloads
 
     layout = flat_model(signed.manifest.model, signed.manifest.run.seed, device).layout
@@ -82,20 +85,11 @@ def test_the_first_start_tells_how_far_it_is(
     home, device = Home(tmp_path / "home"), torch.device("cpu")
     home.path.mkdir()
     heard: list[str] = []
-    with contextlib.closing(EventLog(home.events)) as log, contextlib.ExitStack() as stack:
+    with contextlib.closing(EventLog(home.events)) as log:
         log.listen(lambda kind, fields: heard.append(kind))
         signed = signed_run(run__tokens=30_000_000)
         home.save_manifest(signed)
-        build(
-            PeerOptions(link=None),
-            [device],
-            home,
-            Identity.load_or_create(home.identity),
-            signed,
-            log,
-            stack,
-            lambda: False,
-        )
+        built(home, device, signed, log)
     assert "tokenizing" in heard
     assert heard.count("text read") == 1
     assert heard.count("text repeats") == 1

@@ -194,7 +194,7 @@ def test_unclear_teams_are_one_error(team, at, says):
     ("at", "says"),
     [
         ("home", "'home' is not an IPv4 address"),
-        ("10.0.0.999", "10.0.0.999 is not an IPv4 address"),
+        ("10.0.0.999", "'10.0.0.999' is not an IPv4 address"),
         ("0.0.0.0", "not an address of a private network"),
         ("8.8.8.8", "not an address of a private network"),
         ("10.0.0.1:99999", "99999 is not a TCP port"),

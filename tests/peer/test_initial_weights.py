@@ -112,7 +112,7 @@ def test_a_peer_waits_for_a_hub_that_may_come_back(
             raise answer
 
     monkeypatch.setattr(initial_weights, "download_weights", download)
-    monkeypatch.setattr(initial_weights.time, "sleep", slept.append)
+    monkeypatch.setattr(initial_weights, "nap", slept.append)
     log = MemoryLog(10)
     await_hub(with_changes(manifest, {"model.init": HUB}), home, log)
     assert slept == [2.0, 4.0]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import math
 import shutil
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from trained_model import load_model
 
 from p2ptrain import checkpoint
 from p2ptrain.base.errors import DeviceError, HomeError
-from p2ptrain.base.telemetry import EventLog, MemoryLog
+from p2ptrain.base.telemetry import EventLog
 from p2ptrain.checkpoint import store
 from p2ptrain.host.loop import Signals
 from p2ptrain.manifest import SignedManifest
@@ -28,10 +28,9 @@ from p2ptrain.ports import HeldOutLoss
 from p2ptrain.swarm import Counters
 from p2ptrain.train import evaluate, inner, loop
 from peer import app, exporting, loading, model, saving, session_recorder
-from peer.app import run_peer
+from peer.app import run
 from peer.assembly import PeerOptions, build
 from peer.home import Home
-from peer.stopping import JoiningStopped, Stopping
 
 PATIENCE_S = 60.0
 
@@ -78,7 +77,7 @@ def stop_at_inner_step(monkeypatch: pytest.MonkeyPatch, number: int, times: int 
     def press() -> None:
         for _ in range(times):
             signal.raise_signal(signal.SIGINT)
-        assert made[-1].stop.wait(PATIENCE_S)  # a thread sets it, possibly late
+        assert made[-1].stop.wait(PATIENCE_S)  # the loop sets it
 
     monkeypatch.setattr(app, "Signals", make)
 
@@ -100,7 +99,7 @@ def saves_always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_to_its_end(home: Home) -> None:
-    run_peer(PeerOptions(None, home.path))
+    run(PeerOptions(None, home.path))
     summary = json.loads(home.summary.read_text())
     assert summary["finished"]
     assert summary["outer_steps"] == 5
@@ -110,9 +109,9 @@ def test_a_run_to_its_end(home: Home) -> None:
 
 
 def test_an_ended_run_is_not_trained_further(home: Home) -> None:
-    run_peer(PeerOptions(None, home.path))
+    run(PeerOptions(None, home.path))
     before, summary = checkpoint.load_latest(home.checkpoints).checkpoint, json.loads(home.summary.read_text())
-    run_peer(PeerOptions(None, home.path, compile="on"))
+    run(PeerOptions(None, home.path, compile="on"))
     assert json.loads(home.summary.read_text()) == summary  # nothing contradicts the session that trained
     assert summary["tokens_per_s"] > 0
     assert summary["ended_at"] == pytest.approx(time.time(), abs=300)
@@ -131,10 +130,10 @@ def test_an_ended_run_is_not_trained_further(home: Home) -> None:
 
 
 def test_a_peer_that_was_killed_before_its_first_checkpoint_says_that_it_begins_anew(home: Home) -> None:
-    run_peer(PeerOptions(None, home.path))
+    run(PeerOptions(None, home.path))
     assert not notes(home, "no checkpoint")
     shutil.rmtree(home.checkpoints)
-    run_peer(PeerOptions(None, home.path))
+    run(PeerOptions(None, home.path))
     assert [note["seconds"] for note in notes(home, "no checkpoint")] == [saving.SAVE_PERIOD_S]
 
 
@@ -144,20 +143,20 @@ def test_a_finished_peer_keeps_its_loss_and_export_prints_the_same(
     """Check a machine so slow that an evaluation with a time limit reads one batch only."""
     monkeypatch.setattr(evaluate, "batches_to_skip", lambda left, batch_s, spare_s: 0 if spare_s == math.inf else left)
     monkeypatch.setattr(exporting, "_load", loading.answer)
-    run_peer(PeerOptions(None, home.path))
+    run(PeerOptions(None, home.path))
     first = json.loads(home.summary.read_text())
     (final,) = notes(home, "final loss")
     assert final["read"] == final["of"] == first["val_loss_last_tokens"] == first["val_loss_of_tokens"]
     exported = exporting.export(home, tmp_path / "out").held_out_loss
     assert exported is not None
     assert exported == HeldOutLoss(first["val_loss_last"], exported.of, exported.of)
-    run_peer(PeerOptions(None, home.path))
+    run(PeerOptions(None, home.path))
     again = json.loads(home.summary.read_text())
     assert again["val_loss_last"] == notes(home, "started")[1]["loss"] == first["val_loss_last"]
     assert notes(home, "started")[0]["read"] == again["val_loss_first_tokens"] < exported.of
     summary = json.dumps(again | {"val_loss_last": 0.5, "checkpoint": "of other weights"})
     home.summary.write_text(summary)
-    run_peer(PeerOptions(None, home.path))
+    run(PeerOptions(None, home.path))
     assert notes(home, "started")[2]["loss"] != 0.5
 
 
@@ -168,7 +167,7 @@ def test_stopped_in_the_middle_and_resumed_equals_never_stopped(
     monkeypatch.setattr(session_recorder, "BEGINNING_S", math.inf)
     with monkeypatch.context() as patch:
         stop_at_inner_step(patch, 13)
-        run_peer(PeerOptions(None, home.path))
+        run(PeerOptions(None, home.path))
     assert [note["signal"] for note in notes(home, "stopping")] == ["SIGINT"]
     assert [note["command"] for note in notes(home, "to resume")] == [f"p2ptrain peer --home {home.path}"]
     summary = json.loads(home.summary.read_text())
@@ -183,7 +182,7 @@ def test_a_peer_stopped_within_an_inner_phase_tells_the_loss_of_what_export_writ
     monkeypatch.setattr(exporting, "_load", loading.answer)
     with monkeypatch.context() as patch:
         stop_at_inner_step(patch, 14)
-        run_peer(PeerOptions(None, home.path))
+        run(PeerOptions(None, home.path))
     saved = checkpoint.load_latest(home.checkpoints).checkpoint
     assert saved is not None
     assert not torch.equal(saved.tensors["slow"], saved.tensors["theta"])  # the fast weights are kept to go on from
@@ -202,7 +201,7 @@ def test_counters_are_of_the_whole_run(home: Home, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(session_recorder.SessionRecorder, "begin", counting)
     for session in (1, 2):
-        run_peer(PeerOptions(None, home.path))
+        run(PeerOptions(None, home.path))
         summary = json.loads(home.summary.read_text())
         found = [summary[name] for name in ("exchanges_ok", "solo_steps", "outer_steps_in_swarm", "sent_bytes")]
         assert found == [2 * session, session, 3 * session, 0]
@@ -210,7 +209,7 @@ def test_counters_are_of_the_whole_run(home: Home, monkeypatch: pytest.MonkeyPat
 
 def test_untrained_weights_are_not_offered_for_export(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     stop_at_inner_step(monkeypatch, 2)
-    run_peer(PeerOptions(None, home.path))
+    run(PeerOptions(None, home.path))
     assert len(notes(home, "to resume")) == 1
     assert not notes(home, "to export")
 
@@ -222,7 +221,7 @@ def test_killed_in_an_inner_phase_it_loses_what_it_did_since_the_last_save(
     with monkeypatch.context() as patch:
         at_inner_step(patch, 14, fail_with(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
-            run_peer(PeerOptions(None, home.path))
+            run(PeerOptions(None, home.path))
     left = checkpoint.load_latest(home.checkpoints).checkpoint
     assert left is not None
     assert (left.state["step"], left.state["inner_step"], left.state["tokens"]) == (2, 3, 13 * 256)
@@ -234,8 +233,8 @@ def assert_it_ends_as_if_never_stopped(home: Home, tmp_path: Path) -> None:
     twin.path.mkdir()
     for name in ("identity.key", "manifest.signed"):
         (twin.path / name).write_bytes((home.path / name).read_bytes())
-    run_peer(PeerOptions(None, home.path))
-    run_peer(PeerOptions(None, twin.path))
+    run(PeerOptions(None, home.path))
+    run(PeerOptions(None, twin.path))
     assert notes(home, "resumed")[0]["step"] == 2
     resumed, straight = (checkpoint.load_latest(each.checkpoints).checkpoint for each in (home, twin))
     assert resumed is not None
@@ -247,7 +246,7 @@ def assert_it_ends_as_if_never_stopped(home: Home, tmp_path: Path) -> None:
 def test_training_that_fails_is_saved(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     at_inner_step(monkeypatch, 8, fail_with(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
-        run_peer(PeerOptions(None, home.path))
+        run(PeerOptions(None, home.path))
     left = checkpoint.load_latest(home.checkpoints).checkpoint
     assert left is not None
     assert left.state["tokens"] == 7 * 256
@@ -260,7 +259,7 @@ def test_what_failed_it_is_told_even_where_nothing_can_be_saved_any_more(
     at_inner_step(monkeypatch, 8, fail_with(ZeroDivisionError()))
     monkeypatch.setattr("p2ptrain.train.weights.Weights.state_dict", fail_with(RuntimeError("CUDA error: unspecified")))
     with pytest.raises(ZeroDivisionError):
-        run_peer(PeerOptions(None, home.path))
+        run(PeerOptions(None, home.path))
     assert [note["why"] for note in notes(home, "not saved")] == ["RuntimeError: CUDA error: unspecified"]
 
 
@@ -277,7 +276,7 @@ def test_a_look_that_fails_costs_no_training(home: Home, monkeypatch: pytest.Mon
         watched(self)
 
     monkeypatch.setattr(session_recorder.SessionRecorder, "begin", begin)
-    run_peer(PeerOptions(None, home.path))
+    run(PeerOptions(None, home.path))
     assert json.loads(home.summary.read_text())["finished"]
     assert "IndexError: id 300 of 256" in {note["why"] for note in notes(home, "not looked")}
 
@@ -285,11 +284,11 @@ def test_a_look_that_fails_costs_no_training(home: Home, monkeypatch: pytest.Mon
 def test_a_held_out_loss_that_is_none_is_not_kept_as_the_first(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(inner, "validation_loss", lambda *_, **__: HeldOutLoss(math.nan, 16, 16))
-        run_peer(PeerOptions(None, home.path))
+        run(PeerOptions(None, home.path))
     left = checkpoint.load_latest(home.checkpoints).checkpoint
     assert left is not None
     assert left.state["val_loss_first"] is None
-    run_peer(PeerOptions(None, home.path))
+    run(PeerOptions(None, home.path))
     assert math.isfinite(json.loads(home.summary.read_text())["val_loss_first"])
 
 
@@ -302,7 +301,7 @@ def test_a_peer_that_finishes_before_the_runs_end_reads_only_a_sample_and_ends_a
     monkeypatch.setattr(evaluate, "batches_to_skip", lambda left, batch_s, spare_s: 0 if spare_s == math.inf else left)
     monkeypatch.setattr(app, "Signals", lambda: signals)
     at_inner_step(monkeypatch, 3, signals.last.set)
-    run_peer(PeerOptions(None, home.path))
+    run(PeerOptions(None, home.path))
     summary = json.loads(home.summary.read_text())
     assert not summary["finished"]
     assert 0 < summary["val_loss_last_tokens"] < summary["val_loss_of_tokens"]
@@ -319,9 +318,9 @@ def test_held_out_losses_are_bounded_in_time_and_most_at_the_owners_stop(
 
     monkeypatch.setattr(inner, "validation_loss", measured)
     stop_at_inner_step(monkeypatch, 3)
-    run_peer(PeerOptions(None, home.path))
+    run(PeerOptions(None, home.path))
     assert patiences == [session_recorder.BEGINNING_S, session_recorder.HASTE_S]
-    run_peer(PeerOptions(None, home.path))
+    run(PeerOptions(None, home.path))
     assert patiences[2:] == [session_recorder.BEGINNING_S, math.inf], "the text is read once at the end"
     assert json.loads(home.summary.read_text())["val_loss_last"] == 5.0
 
@@ -332,16 +331,21 @@ def test_no_checkpoint_is_made_of_an_outer_step_under_way(
     """Check a trainer that waits for partners: a checkpoint has no room for that state, so it is saved afterwards."""
     signed = home.load_manifest(None)
     assert signed is not None
-    with contextlib.closing(EventLog(home.events)) as log, contextlib.ExitStack() as stack:
-        options, cpu = PeerOptions(None, home.path), torch.device("cpu")
-        identity = Identity.load_or_create(home.identity)
-        session = build(options, [cpu], home, identity, signed, log, stack, lambda: False)
-        session.record.begin()
-        with monkeypatch.context() as patch:
-            patch.setattr(type(session.record.learner), "is_waiting", True)
-            session.record.inner_step_done()
-        assert not home.checkpoints.exists()
-        session.record.inner_step_done()
+
+    async def peer() -> None:
+        with contextlib.closing(EventLog(home.events)) as log:
+            async with contextlib.AsyncExitStack() as stack:
+                options, cpu = PeerOptions(None, home.path), torch.device("cpu")
+                identity = Identity.load_or_create(home.identity)
+                session = build(options, [cpu], home, identity, signed, log, stack, lambda: False)
+                session.record.begin()
+                with monkeypatch.context() as patch:
+                    patch.setattr(type(session.record.learner), "is_waiting", True)
+                    session.record.inner_step_done()
+                assert not home.checkpoints.exists()
+                session.record.inner_step_done()
+
+    asyncio.run(peer())
     assert len(list(home.checkpoints.iterdir())) == 1
 
 
@@ -349,7 +353,7 @@ def test_what_a_save_writes_is_told(home: Home, monkeypatch: pytest.MonkeyPatch)
     written: list[int] = []
     save = saving.CheckpointSaver.save
     monkeypatch.setattr(saving.CheckpointSaver, "save", lambda self: written.append(save(self)) or written[-1])
-    run_peer(PeerOptions(None, home.path))
+    run(PeerOptions(None, home.path))
     newest = max(home.checkpoints.iterdir())
     assert written == [pytest.approx((newest / store.TENSORS).stat().st_size, rel=0.01)]
 
@@ -357,84 +361,14 @@ def test_what_a_save_writes_is_told(home: Home, monkeypatch: pytest.MonkeyPatch)
 def test_a_second_ctrl_c_ends_at_once(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     stop_at_inner_step(monkeypatch, 3, times=2)
     with pytest.raises(KeyboardInterrupt):
-        run_peer(PeerOptions(None, home.path))
+        run(PeerOptions(None, home.path))
     assert not home.summary.exists()
     with home.locked():  # so the home is free
         pass
 
 
-def test_the_first_signal_ends_joining_where_it_stands() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    signals, log, reached = Signals(), MemoryLog(), False
-    with Stopping(signals, log):
-        signal.raise_signal(signal.SIGTERM)
-        reached = True
-    assert not reached
-    assert list(log.notes) == [("stopping", {"signal": "SIGTERM", "training": False})]
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_the_first_signal_lets_the_trainer_finish() -> None:
-    signals, log, woken = Signals(), MemoryLog(), threading.Event()
-    with Stopping(signals, log) as stopping:
-        stopping.let_finish(woken.set)
-        assert not signals.stop.is_set()
-        signal.raise_signal(signal.SIGTERM)
-        assert woken.wait(PATIENCE_S)
-        assert signals.stop.wait(PATIENCE_S)
-        with pytest.raises(KeyboardInterrupt) as caught:
-            signal.raise_signal(signal.SIGINT)
-        assert not isinstance(caught.value, JoiningStopped)
-    assert list(log.notes) == [("stopping", {"signal": "SIGTERM", "training": True})]
-
-
-@pytest.fixture
-def hangup() -> Iterator[signal.Signals]:
-    """Return SIGHUP with its default action, since these tests may run under nohup."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield signal.SIGHUP
-    signal.signal(signal.SIGHUP, before)
-
-
-def test_a_terminal_that_closes_lets_the_trainer_finish(hangup: signal.Signals) -> None:
-    """Check repeated signals: the kernel and the shell may send SIGHUP, and a service manager adds one to its
-    SIGTERM."""
-    signals, log = Signals(), MemoryLog()
-    with Stopping(signals, log) as stopping:
-        stopping.let_finish(lambda: None)
-        for _ in range(3):
-            signal.raise_signal(hangup)
-        assert signals.stop.wait(PATIENCE_S)
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGTERM)
-    assert list(log.notes) == [("stopping", {"signal": "SIGHUP", "training": True})]
-    assert signal.getsignal(hangup) is signal.SIG_DFL
-
-
-def test_under_nohup_a_terminal_may_close(hangup: signal.Signals) -> None:
-    signal.signal(hangup, signal.SIG_IGN)
-    signals = Signals()
-    with Stopping(signals, MemoryLog()) as stopping:
-        stopping.let_finish(lambda: None)
-        signal.raise_signal(hangup)
-        assert not signals.stop.is_set()
-        signal.raise_signal(signal.SIGTERM)
-        assert signals.stop.wait(PATIENCE_S)
-    assert signal.getsignal(hangup) is signal.SIG_IGN
-
-
-def test_a_signal_whose_exception_was_lost_still_ends_joining() -> None:
-    signals, reached = Signals(), False
-    with Stopping(signals, MemoryLog()) as stopping:
-        with contextlib.suppress(JoiningStopped):
-            signal.raise_signal(signal.SIGTERM)
-        stopping.let_finish(lambda: None)
-        reached = True
-    assert not reached
-
-
 def test_the_model_of_a_home(home: Home) -> None:
-    run_peer(PeerOptions(None, home.path))
+    run(PeerOptions(None, home.path))
     found = checkpoint.load_latest(home.checkpoints).checkpoint
     assert found is not None
     loaded, tokenizer = load_model(home)
@@ -454,16 +388,16 @@ def test_mean_of_weights() -> None:
 def test_a_model_that_needs_more_memory_than_its_owner_lends_is_refused(home: Home) -> None:
     (home.path / "settings.toml").write_text("memory_gb = 0.25")
     with pytest.raises(DeviceError, match=r"memory_gb in settings\.toml allows 0\.25 GB"):
-        run_peer(PeerOptions(None, home.path, "cpu"))
+        run(PeerOptions(None, home.path, "cpu"))
     assert not list(home.checkpoints.glob("step-*"))
     (home.path / "settings.toml").write_text("memory_gb = 2.0")
-    run_peer(PeerOptions(None, home.path, "cpu"))
+    run(PeerOptions(None, home.path, "cpu"))
     assert json.loads(home.summary.read_text())["finished"]
 
 
 def test_an_option_without_effect_is_told_and_the_peer_trains(home: Home) -> None:
     (home.path / "settings.toml").write_text("gpu_watts = 200")
-    run_peer(PeerOptions(None, home.path, "cpu"))
+    run(PeerOptions(None, home.path, "cpu"))
     (told,) = notes(home, "not in effect")
     assert (told["option"], told["why"]) == ("gpu_watts", "this peer does not train on an NVIDIA card")
     assert json.loads(home.summary.read_text())["finished"]

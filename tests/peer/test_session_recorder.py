@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import signal
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from p2ptrain.base.daemon_thread import DaemonThread, nap
 from p2ptrain.base.errors import HomeError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import MemoryLog
@@ -35,6 +37,7 @@ def record() -> SessionRecorder:
     learner = SimpleNamespace(
         tokens=0, progress=0.0, step=0, loss=2.0, blocked_s=0.0, longest_blocked_s=0.0, inner_step_s=0.0
     )
+    learner.progress_displacement, learner.peers = 0.0, 1.0
     learner.is_waiting = learner.is_ahead = learner.ended = False
     learner.changes, learner.at_slow = 0, lambda tell: tell()
     learner.progress_displacement, learner.peers = 0.0, 1.0
@@ -321,17 +324,19 @@ def test_who_presses_ctrl_c_again_need_not_wait_for_the_disk(
     signals = Signals()
 
     def press_twice(_: float) -> None:
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+            nap(0.1)
+        nap(60.0)
 
-    def end() -> None:
-        with Stopping(signals, MemoryLog()) as stopping:
+    async def end() -> None:
+        with Stopping(signals, MemoryLog()) as stopping, DaemonThread("training") as thread:
             stopping.let_finish(lambda: None)
-            record.end()
+            await thread.run(record.end)
 
     record.saver.sleep = press_twice
     with pytest.raises(KeyboardInterrupt):
-        end()
+        asyncio.run(end())
     assert told(record) != []
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -253,17 +253,20 @@ def test_held_out_losses_are_noted_with_the_progress_they_were_read_at(
     assert curve["held_out"] == [(700.0, 1000.0, 2.0)] * 2
 
 
+async def opened(sharing: Sharing, log: MemoryLog) -> None:
+    """Open the page, and end it at once."""
+    sharing.open(asyncio.create_task, log)
+
+
 def test_the_log_does_not_get_the_token(state: StatusView) -> None:
     """Check that the log has no token, since others may read it; the terminal shows the whole address."""
     log, said = MemoryLog(), list[str]()
     showing = Sharing(state, cast(Any, None), ListenAddress("0.0.0.0", 0, "secret"), False, said.append)
-    with contextlib.ExitStack() as stack:
-        showing.open(stack, log)
+    asyncio.run(opened(showing, log))
     assert "secret" not in str(log.notes)
     assert [kind for kind, _ in log.notes] == ["page"]
     assert said[0].endswith("/?token=secret")
-    with contextlib.ExitStack() as stack:
-        Sharing(state, cast(Any, None), ListenAddress(), False, said.append).open(stack, log)
+    asyncio.run(opened(Sharing(state, cast(Any, None), ListenAddress(), False, said.append), log))
     assert len(said) == 1
 
 

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import pytest
-from test_remote_task import PATIENCE_S, in_own_process, plan, trained
+import torch
+from swarm import Swarm
+from test_remote_task import PATIENCE_S, in_own_process, plan, started, step_on, trained, wait_for_return
 
+from p2ptrain import checkpoint
+from p2ptrain.base.errors import TrainerAwayError, UserError
+from p2ptrain.base.telemetry import MemoryLog
+from peer.training import remote_task
 from peer.training.plan import TrainerPlan
+from peer.training.remote_task import RemoteTask
 
 __all__ = ["in_own_process", "plan"]
 pytestmark = pytest.mark.net
@@ -65,11 +74,11 @@ def other(at: str, folder: Path, *words: str) -> Iterator[Other]:
     finally:
         if found.process.poll() is None:
             found.process.send_signal(signal.SIGTERM)
-        assert found.end() is not None
+        found.end()
         assert "Traceback" not in found.output
 
 
-def over_two(plan: TrainerPlan, at: str, stages: int) -> TrainerPlan:
+def over_two(plan: TrainerPlan, at: str, stages: int = 2) -> TrainerPlan:
     return plan.model_copy(update={"devices": ("cpu", "auto"), "stages": stages, "at": at, "others": 1})
 
 
@@ -84,3 +93,113 @@ def test_two_computers_compute_what_one_process_does_up_to_rounding(plan, at, tm
     assert (theta - alone[1]).norm() < 1e-4 * alone[1].norm()
     for name, tensor in alone[2].items():
         assert (state[name] - tensor).double().norm() <= 1e-3 * tensor.double().norm()
+
+
+def test_displacements_reach_both_computers_and_the_runs_end_ends_the_other(plan, at, tmp_path, in_own_process):
+    with other(at, tmp_path) as second, started(over_two(plan, at)) as task:
+        listening = {
+            each.laddr.ip
+            for process in (psutil.Process(task.pid), psutil.Process(second.process.pid))
+            for one in (process, *process.children(recursive=True))
+            for each in one.net_connections("tcp")
+            if each.status == "LISTEN"
+        }
+        assert listening == {"127.0.0.1"}
+        assert not task.shares
+        before, third = task.theta.clone(), len(task.theta) // 3
+        for piece in (slice(0, third), slice(third, 3 * third)):
+            task.add(piece, torch.ones(piece.stop - piece.start))
+        task.store()
+        assert torch.equal(task.theta[: 3 * third], before[: 3 * third] + 1)
+        task.has_ended = lambda: True
+        task.close()
+        assert second.end() == 0
+        assert "the run has ended" in second.output
+
+
+def test_a_rank_that_is_killed_on_the_other_computer_returns_and_so_does_a_leader(
+    plan, at, tmp_path, in_own_process, monkeypatch
+):
+    monkeypatch.setattr(remote_task, "PAUSE_S", (0.01, 0.01))
+    losses, log = trained(plan)[0], MemoryLog()
+    with other(at, tmp_path) as second, started(over_two(plan, at), log) as task:
+        assert task.inner_step(0.0).loss == pytest.approx(losses[0], rel=1e-5)
+        task.store(moments=True)
+        for victim in (lambda: second.ranks()[0], lambda: psutil.Process(task.pid)):
+            victim().kill()
+            with pytest.raises(TrainerAwayError):
+                step_on(task)
+            wait_for_return(task)
+            assert task.inner_step(256.0).loss == pytest.approx(losses[1], rel=0.02)  # of the weights last stored
+    assert log.kinds().count("waiting for ranks") == 3
+    assert log.kinds().count("trainer died") == 2
+
+
+def test_a_computer_that_falls_silent_is_lost_and_returns(plan, at, tmp_path, in_own_process, monkeypatch):
+    monkeypatch.setattr(remote_task, "PAUSE_S", (0.01, 0.01))
+    with other(at, tmp_path) as second, started(over_two(plan, at)) as task:
+        silent = psutil.Process(second.process.pid).children(recursive=True)
+        for each in silent:
+            each.suspend()
+        with pytest.raises(TrainerAwayError):
+            step_on(task)
+        for each in silent:
+            each.resume()
+        wait_for_return(task)
+        assert math.isfinite(task.inner_step(0.0).loss)
+
+
+def test_no_rank_outlives_its_command(plan, at, tmp_path, in_own_process):
+    with other(at, tmp_path) as second, started(over_two(plan, at)):
+        (rank,) = second.ranks()
+        second.process.kill()
+        assert rank.wait(PATIENCE_S) is not None or not rank.is_running()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--number", "2"), "The team has 2 computers, so that none has the number 2."),
+        (("--device", "cuda:7"), "Device cuda:7 was requested"),
+    ],
+)
+def test_a_computer_that_cannot_take_part_says_why(plan, at, tmp_path, in_own_process, words, says):
+    task = RemoteTask(over_two(plan, at), 64, MemoryLog(), lambda: False)
+
+    def start() -> None:
+        with suppress(TrainerAwayError, UserError):
+            task.start()
+
+    starting = threading.Thread(target=start)
+    starting.start()
+    try:
+        with other(at, tmp_path, *words) as second:
+            assert second.end() == 2
+            assert says in second.output
+    finally:
+        task.close()
+        starting.join(PATIENCE_S)
+        assert not starting.is_alive()
+
+
+def test_two_computers_train_in_a_swarm_beside_a_plain_peer_to_the_end(at) -> None:
+    with Swarm(**{"run.tokens": 300_000, "model.config.num_hidden_layers": 2}) as swarm:
+        swarm.bootstrap()
+        words = ("--device", "cpu", "--team", "2", "--at", at)
+        leader = swarm.peer("leader", *words)
+        leader.wait_for("waiting for ranks")
+        assert "nothing between them is encrypted" in leader.output
+        leader.interrupt()
+        assert leader.end() == 0, leader.output
+        leader = swarm.peer("leader", *words)
+        command = ("rank", "--leader", at, "--device", "cpu", "--home", str(swarm.root / "rank"))
+        second = swarm.program(swarm.root / "rank", *CLI[1:], *command)
+        assert leader.wait_for("started")["device"] == "cpu + cpu"
+        plain = swarm.peer("plain")
+        assert [leader.end(), plain.end(), second.end()] == [0, 0, 0], leader.output + second.output
+        assert leader.events("exchanged")
+        assert second.events("team ended")
+        assert "Traceback" not in leader.output + second.output
+        found = checkpoint.load_latest(leader.home / "checkpoints").checkpoint
+        assert found is not None
+        assert found.state["ended"]

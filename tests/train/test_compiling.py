@@ -1,11 +1,14 @@
 """The background compiler: what it does without a compiler, with a child that dies or hangs, and in each mode."""
 
-import hashlib
+import json
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import asdict
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -13,37 +16,39 @@ import pytest
 import torch
 
 from p2ptrain.base.telemetry import MemoryLog
+from p2ptrain.manifest import preset
 from p2ptrain.train import compiling
-from p2ptrain.train.compiled_pass import CompiledPassError
-from p2ptrain.train.compiling import BackgroundCompiler, reason
-from p2ptrain.train.libraries import TRY_LATER
-from p2ptrain.train.pass_compiler import NICENESS
+from p2ptrain.train.compiled_pass import TRY_LATER, CompiledPassError, PassShape
+from p2ptrain.train.compiling import BackgroundCompiler, forget, is_whole, private_folder, reason
 
 PATIENCE_S = 60.0
 POLL_S = 0.01
 
 
 def child(program: str) -> tuple[str, ...]:
-    """Return a stand-in for the compiler: ``place`` is the library's path."""
-    return sys.executable, "-S", "-c", f"import os, sys, time; place = sys.argv[1]; {program}"
+    """Return a stand-in for the compiler: ``cache`` is its folder."""
+    return sys.executable, "-S", "-c", f"import os, sys, time; cache = sys.argv[1]; {program}"
 
 
-DIGEST = hashlib.sha256(b"library").hexdigest()
-WRITES = child(
-    f"sys.stdin.read(); open(place, 'w').write('library'); open(place[:-3] + '.digest', 'w').write({DIGEST!r})"
-)
-HANGS = child("open(place + '.pid', 'w').write(str(os.getpid())); time.sleep(600)")
+WRITES = child("sys.stdin.readline(); os.mkdir(cache); open(cache + '/kernel', 'w').write('compiled')")
+HANGS = child("open(cache + '.pid', 'w').write(str(os.getpid())); time.sleep(600)")
+
+
+@pytest.fixture(autouse=True)
+def _cache(monkeypatch):
+    """Restore the variable by which torch finds its caches."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/nonexistent")
 
 
 class Offers:
-    """Stands for a task's ``offer``, which only real libraries pass."""
+    """Stands for a task's ``offer``, which compiles."""
 
     def __init__(self) -> None:
         self.made = []
         self.came = threading.Event()
 
-    def __call__(self, library, shape, decided, failed) -> None:
-        self.made.append((library, decided, failed))
+    def __call__(self, shape, decided, failed) -> None:
+        self.made.append((Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]), decided, failed))
         self.came.set()
 
 
@@ -80,37 +85,34 @@ def until(look, patience_s=PATIENCE_S):
     return seen
 
 
-def test_a_library_is_made_offered_and_found_again(tiny_run, tmp_path):
+def test_a_pass_is_compiled_offered_and_found_again(tiny_run, tmp_path):
     bench = Bench(tiny_run(), tmp_path)
     with bench.compiler as compiler:
         assert bench.offers.came.wait(PATIENCE_S)
         assert compiler.state == "comparing"
-        library, decided, _ = bench.offers.made[0]
-        assert library.read_text() == "library"
+        cache, decided, _ = bench.offers.made[0]
+        assert (cache / "kernel").read_text() == "compiled"
         decided("compiled code", 1.25)
         assert (compiler.state, compiler.is_final) == ("compiled code", True)
     assert bench.log.kinds() == ["compiling", "compiled pass", "compiled"]
     assert bench.log.notes[-1][1] == {"way": "compiled code", "ratio": 1.25}
-    again = Bench(tiny_run(), tmp_path, command=child("sys.exit('it was made already')"), mode="auto")
+    never = child("sys.exit('it was made already')")
+    again = Bench(tiny_run(), tmp_path, never, mode="auto", remaining_s=lambda: compiling.WARM_WORTH_S)
     with again.compiler:
         assert again.offers.came.wait(PATIENCE_S)
-        assert again.offers.made[0][0] == library
+        assert again.offers.made[0][0] == cache
         again.offers.made[0][1]("compiled code", None)
     assert again.log.kinds() == ["not compiled"]
     assert again.compiler.state == f"off ({again.why})" == "off (it is not 3 % faster here)"
 
 
-def test_a_library_that_cannot_be_loaded_is_compiled_again_at_the_next_start(tiny_run, tmp_path):
-    tiny = tiny_run()
-    bench = Bench(tiny, tmp_path)
-    bench.task.offer = tiny.task().offer
+def test_a_pass_that_fails_in_use_is_one_note(tiny_run, tmp_path):
+    bench = Bench(tiny_run(), tmp_path)
     with bench.compiler as compiler:
-        until(lambda: compiler.is_final)
-    assert bench.log.kinds() == ["compiling", "compiled pass", "not compiled"]
-    again = Bench(tiny, tmp_path)
-    with again.compiler:
-        assert again.offers.came.wait(PATIENCE_S)
-    assert again.log.kinds() == ["compiling", "compiled pass"]
+        assert bench.offers.came.wait(PATIENCE_S)
+        bench.offers.made[0][2]("RuntimeError: no such token")
+    assert bench.why == "the compiled code failed: RuntimeError: no such token"
+    assert compiler.state == f"off ({bench.why})"
 
 
 @pytest.mark.parametrize(
@@ -120,7 +122,6 @@ def test_a_library_that_cannot_be_loaded_is_compiled_again_at_the_next_start(tin
         ("sys.exit(3)", "the compiler ended with status 3", True),
         (f"sys.stderr.write('no memory'); sys.exit({TRY_LATER})", "no memory", False),
         ("os.kill(os.getpid(), 9)", "signal SIGKILL ended the compiler; the memory may be too small", False),
-        ("pass", "the compiler ended with status 0", False),
         ("sys.stderr.write('x' * 10**6 + '\\n' + 'y' * 1000); sys.exit(1)", "y" * 199 + "…", True),
     ],
 )
@@ -140,12 +141,16 @@ def test_a_child_that_fails_is_one_note_and_runs_again_only_if_that_may_help(tin
         until(lambda: compiler.is_final or again.offers.made)
     assert again.log.kinds() == (["not compiled"] if repeats else ["compiling", "compiled pass"])
     assert not repeats or again.why == why
+    if repeats:
+        failed.unlink()
+        last = Bench(tiny_run(), tmp_path)
+        with last.compiler:
+            assert last.offers.came.wait(PATIENCE_S)
 
 
 def test_a_child_that_hangs_is_killed_with_what_it_started(tiny_run, tmp_path):
     program = "import subprocess; grand = subprocess.Popen(['sleep', '600']); "
-    program += "os.mkdir(place.removesuffix('.so') + '-work'); "
-    program += "open(place + '.pid', 'w').write(str(grand.pid)); time.sleep(600)"
+    program += "open(cache + '.pid', 'w').write(str(grand.pid)); time.sleep(600)"
     now = [0.0]
     bench = Bench(tiny_run(), tmp_path, child(program), clock=lambda: now[0], deadline_s=100.0)
     with bench.compiler as compiler:
@@ -153,7 +158,6 @@ def test_a_child_that_hangs_is_killed_with_what_it_started(tiny_run, tmp_path):
         now[0] = 101.0
         until(lambda: compiler.is_final)
     assert bench.why == "the compiler did not end within 100 s"
-    assert not list(bench.path.glob("*/*-work"))
     until(lambda: not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE)
 
 
@@ -165,20 +169,20 @@ def test_a_peer_that_ends_takes_the_child_with_it(tiny_run, tmp_path):
     assert bench.log.kinds() == ["compiling"]
 
 
-def test_a_pause_suspends_the_child_and_does_not_count(tiny_run, tmp_path):
-    now, trains = [0.0], [True]
-    bench = Bench(tiny_run(), tmp_path, HANGS, clock=lambda: now[0], deadline_s=100.0, is_training=lambda: trains[0])
+def test_a_pause_ends_the_child_and_another_one_begins_after_it(tiny_run, tmp_path):
+    trains = [True]
+    program = "os.path.exists(cache + '.pid') and (os.mkdir(cache), sys.exit()); os.mkdir(cache); "
+    program += "open(cache + '/half', 'w'); open(cache + '.pid', 'w').write(str(os.getpid())); time.sleep(600)"
+    bench = Bench(tiny_run(), tmp_path, child(program), is_training=lambda: trains[0])
     with bench.compiler as compiler:
-        process = psutil.Process(bench.pid())
+        pid = bench.pid()
         trains[0] = False
-        until(lambda: process.status() == psutil.STATUS_STOPPED)
-        now[0] = 1000.0
+        until(lambda: compiler.state == "not compiled yet")
+        assert not psutil.pid_exists(pid)
         trains[0] = True
-        until(lambda: process.status() == psutil.STATUS_SLEEPING)
-        assert compiler.state == "compiling"
-        trains[0] = False
-        until(lambda: process.status() == psutil.STATUS_STOPPED)
-    assert not process.is_running()  # also while suspended
+        assert bench.offers.came.wait(PATIENCE_S)
+    assert not (bench.offers.made[0][0] / "half").exists()
+    assert bench.log.kinds() == ["compiling", "compiling", "compiled pass"]
 
 
 def test_without_a_compiler_there_is_one_note(tiny_run, tmp_path, monkeypatch):
@@ -186,6 +190,7 @@ def test_without_a_compiler_there_is_one_note(tiny_run, tmp_path, monkeypatch):
     bench = Bench(tiny_run(), tmp_path)
     with bench.compiler as compiler:
         until(lambda: compiler.is_final)
+    assert bench.log.kinds() == ["not compiled"]
     assert bench.why.startswith("there is no C++ compiler")
 
 
@@ -206,6 +211,10 @@ def test_auto_waits_for_the_speed_and_compiles_only_if_it_is_worth_it(tiny_run, 
     long = Bench(tiny_run(), tmp_path, mode="auto", remaining_s=lambda: compiling.WORTH_S)
     with long.compiler:
         assert long.offers.came.wait(PATIENCE_S)
+    end = Bench(tiny_run(), tmp_path, mode="auto", remaining_s=lambda: compiling.WARM_WORTH_S - 1)
+    with end.compiler as compiler:
+        until(lambda: compiler.is_final)
+    assert (compiler.state, end.offers.made) == ("off (too little is left to train)", [])
 
 
 def test_off_starts_nothing(tiny_run, tmp_path):
@@ -217,55 +226,10 @@ def test_off_starts_nothing(tiny_run, tmp_path):
     assert bench.log.kinds() == []
 
 
-def test_a_run_that_ends_ends_the_child(tiny_run, tmp_path):
-    over = threading.Event()
-    bench = Bench(tiny_run(), tmp_path, HANGS, is_over=over.is_set)
-    with bench.compiler:
-        pid = bench.pid()
-        over.set()
-        until(lambda: not psutil.pid_exists(pid))
-        assert bench.log.kinds() == ["compiling"]
-
-
-class GraphOffers(Offers):
-    """Stands for a card's ``offer_graph``."""
-
-    def __call__(self, decided, failed) -> None:
-        super().__call__("graph", None, decided, failed)
-
-
-@pytest.mark.parametrize(
-    ("ratio", "kinds", "state"),
-    [
-        (1.5, ["compiled"], "a CUDA graph (no Triton)"),
-        (None, ["not compiled"], "off (no Triton)"),
-    ],
-)
-def test_a_card_without_a_library_compares_a_graph_and_there_is_one_note(tiny_run, tmp_path, ratio, kinds, state):
-    bench = Bench(tiny_run(), tmp_path, obstacle=lambda: "no Triton")
-    bench.task.offer_graph = GraphOffers()
-    with bench.compiler as compiler:
-        assert bench.task.offer_graph.came.wait(PATIENCE_S)
-        assert (compiler.state, bench.log.kinds()) == ("comparing", [])
-        bench.task.offer_graph.made[0][1]("a CUDA graph", ratio)
-    assert (bench.log.kinds(), compiler.state) == (kinds, state)
-
-
-def test_a_graph_that_fails_leaves_both_reasons(tiny_run, tmp_path):
-    bench = Bench(tiny_run(), tmp_path, obstacle=lambda: "no Triton")
-    bench.task.offer_graph = GraphOffers()
-    with bench.compiler:
-        assert bench.task.offer_graph.came.wait(PATIENCE_S)
-        bench.task.offer_graph.made[0][2]("stream is capturing")
-    assert bench.log.kinds() == ["not compiled"]
-    assert bench.why == "no Triton; the CUDA graph failed: stream is capturing"
-
-
 def test_a_card_that_triton_does_not_support_starts_no_child(tiny_run, tmp_path, monkeypatch):
     bench = Bench(tiny_run(), tmp_path, child("sys.exit('started')"))
     monkeypatch.setattr(type(bench.task), "theta", SimpleNamespace(device=torch.device("cuda:0")))
     monkeypatch.setattr(compiling.accelerator, "triton_fault", lambda device: f"Triton does not support {device}")
-    bench.task.offer_graph = refuse
     with bench.compiler as compiler:
         until(lambda: compiler.is_final)
     assert (bench.log.kinds(), bench.why) == (["not compiled"], "Triton does not support cuda:0")
@@ -285,55 +249,70 @@ def test_what_cannot_be_compiled_is_noted_where_the_owner_asked_for_it(tiny_run,
         assert log.kinds() == kinds
 
 
-def test_only_one_of_two_peers_compiles(tiny_run, tmp_path):
-    waits = child("open(place + '.pid', 'w').write(str(os.getpid()))\nwhile not os.path.exists(place): time.sleep(.01)")
+@pytest.mark.parametrize("mode", ["on", "auto"])
+def test_one_of_two_peers_compiles_and_both_use_it(tiny_run, tmp_path, mode):
+    """Let the second one have too little left to compile, and enough to use what the first one does."""
+    waits = child("open(cache + '.pid', 'w').write(str(os.getpid()))\nwhile not os.path.exists(cache): time.sleep(.01)")
     first = Bench(tiny_run(), tmp_path, waits)
-    second = Bench(tiny_run(), tmp_path, child("sys.exit('the second one compiled')"))
+    never = child("sys.exit('the second one compiled')")
+    second = Bench(tiny_run(), tmp_path, never, mode=mode, remaining_s=lambda: compiling.WARM_WORTH_S)
     with first.compiler:
         first.pid()
         with second.compiler:
             until(lambda: second.compiler.state == "compiling")
-            library = next(first.path.glob("*/*.lock")).with_suffix(".so")
-            library.with_suffix(".digest").write_text(DIGEST)
-            library.write_text("library")
+            next(first.path.glob("*/*.lock")).with_suffix("").mkdir()
             assert first.offers.came.wait(PATIENCE_S)
             assert second.offers.came.wait(PATIENCE_S)
     assert second.log.kinds() == []
     assert first.log.kinds() == ["compiling", "compiled pass"]
 
 
-def test_a_peer_with_little_left_takes_what_another_process_compiles(tiny_run, tmp_path):
-    waits = child("open(place + '.pid', 'w').write(str(os.getpid()))\nwhile not os.path.exists(place): time.sleep(.01)")
-    first = Bench(tiny_run(), tmp_path, waits)
-    never = child("sys.exit('the second one compiled')")
-    second = Bench(tiny_run(), tmp_path, never, mode="auto", remaining_s=lambda: 1.0)
-    with first.compiler:
-        first.pid()
-        with second.compiler:
-            until(lambda: second.compiler.state == "compiling")
-            library = next(first.path.glob("*/*.lock")).with_suffix(".so")
-            library.with_suffix(".digest").write_text(DIGEST)
-            library.write_text("library")
-            assert second.offers.came.wait(PATIENCE_S)
-    assert second.log.kinds() == []
+def test_what_others_could_write_is_not_run(tiny_run, tmp_path):
+    folder = private_folder(tmp_path / "compiled", f"torch-{torch.__version__}")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o777)
+    bench = Bench(tiny_run(), tmp_path)
+    with bench.compiler as compiler:
+        until(lambda: compiler.is_final)
+    assert bench.why == f"other users can write to {folder}; delete it, or make it yours alone"
 
 
-def test_half_a_library_is_made_again(tiny_run, tmp_path):
-    first = Bench(tiny_run(), tmp_path)
-    with first.compiler:
-        assert first.offers.came.wait(PATIENCE_S)
-    (library,) = first.path.glob("*/*.so")
-    library.write_text("lib")
-    second = Bench(tiny_run(), tmp_path)
-    with second.compiler:
-        assert second.offers.came.wait(PATIENCE_S)
-    assert second.log.kinds() == ["compiling", "compiled pass"]
-    assert library.read_text() == "library"
+def made(folder: Path, name: str, used_at: float) -> Path:
+    """Return what a child left there, used at this time."""
+    cache = folder / name
+    cache.mkdir()
+    (cache / "kernel").touch()
+    cache.with_suffix(".whole").touch()
+    for each in (cache, cache.with_suffix(".whole")):
+        os.utime(each, (used_at, used_at))
+    return cache
+
+
+def test_what_was_not_used_for_long_or_is_too_much_is_deleted(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiling, "KEPT", 2)
+    folder, now = private_folder(tmp_path, "torch-1"), time.time()
+    caches = [made(folder, f"pass-{age}", now - age) for age in (30, 20, 10)]
+    (folder / "old.failed").touch()
+    os.utime(folder / "old.failed", (0, 0))
+    private_folder(tmp_path, "torch-1")
+    assert [is_whole(each) for each in caches] == [False, True, True]
+    assert len(list(folder.iterdir())) == 4
+    os.utime(folder, (0, 0))
+    private_folder(tmp_path, "torch-2")
+    assert [each.name for each in tmp_path.iterdir()] == ["torch-2"]
+
+
+def test_half_a_cache_is_not_used(tmp_path):
+    cache = made(tmp_path, "pass", time.time())
+    cache.with_suffix(".whole").unlink()
+    assert not is_whole(cache)
+    forget(cache)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_reasons_name_the_signal_or_the_last_line():
     assert reason(-signal.SIGKILL, b"x") == "signal SIGKILL ended the compiler; the memory may be too small"
-    assert reason(1, b"warning\nError: it broke\n\n") == "it broke"
+    assert reason(1, b"warning\nit broke\n\n") == "it broke"
     assert reason(2, b"") == "the compiler ended with status 2"
 
 
@@ -341,10 +320,18 @@ def test_reasons_name_the_signal_or_the_last_line():
 
 
 @pytest.mark.lab
-def test_a_task_trains_alike_while_its_pass_is_compiled_compared_and_used(tiny_run, tmp_path):
+def test_a_task_trains_alike_while_its_pass_is_compiled_compared_and_used(tiny_run, tmp_path, monkeypatch):
+    """Also check that the task compiles from the cache: the C++ compiler fails as soon as the child has ended."""
+    broken = tmp_path / "broken"
+    program = tmp_path / "c++"
+    program.write_text(f'#!/bin/sh\n[ -e {broken} ] && case "$*" in *-o*) exit 1;; esac\nexec g++ "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("CXX", str(program))
     tiny = tiny_run()
     task, log = tiny.task(), MemoryLog()
     tokens = tiny.manifest.training.tokens_per_step
+    offer = task.offer
+    task.offer = lambda *given: (broken.touch(), offer(*given))
     with BackgroundCompiler(task, tiny.manifest.model, "on", tmp_path / "compiled", log) as compiler:
         until(lambda: task.inner_step(0.0) and compiler.is_final, 600.0)
         for _ in range(20):
@@ -353,7 +340,7 @@ def test_a_task_trains_alike_while_its_pass_is_compiled_compared_and_used(tiny_r
     assert log.kinds()[2:] in (["compiled"], ["not compiled"])
     assert compiler.state in ("compiled code", "off (it is not 3 % faster here)")
     (folder,) = (tmp_path / "compiled").iterdir()
-    assert {each.suffix for each in folder.iterdir()} == {".so", ".digest", ".lock"}
+    assert sorted(each.suffix for each in folder.iterdir()) == ["", ".lock", ".whole"]
     eager, steps = tiny.task(), task.step - 20
     for step in range(task.step):
         eager.inner_step(0.0 if step < steps else step * tokens)
@@ -361,16 +348,23 @@ def test_a_task_trains_alike_while_its_pass_is_compiled_compared_and_used(tiny_r
 
 
 @pytest.mark.lab
-def test_a_suspended_compiler_ends_with_its_parent(tmp_path):
+def test_a_compiler_ends_with_its_parent_and_all_that_it_started(tmp_path):
+    """Hold the C++ compiler and kill the parent."""
+    held = tmp_path / "c++"
+    held.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 600\n")
+    held.chmod(0o755)
     program = "import subprocess, sys, time; from p2ptrain.base.launcher import launched; "
-    program += "child = subprocess.Popen(launched(sys.executable, '-P', '-m', 'p2ptrain.train.pass_compiler', "
-    program += f"{str(tmp_path / 'a.so')!r}), stdin=subprocess.PIPE); print(child.pid, flush=True); time.sleep(600)"
-    parent = subprocess.Popen([sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, text=True)
-    compiler = psutil.Process(int(parent.stdout.readline()))
-    until(lambda: compiler.nice() == NICENESS)  # it has given way, and waits for its request
-    compiler.suspend()
-    until(lambda: compiler.status() == psutil.STATUS_STOPPED)
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
-    until(lambda: not compiler.is_running() or compiler.status() == psutil.STATUS_ZOMBIE)
+    program += (
+        f"command = launched(sys.executable, '-P', '-m', 'p2ptrain.train.pass_compiler', {str(tmp_path)!r}, '0'); "
+    )
+    program += "child = subprocess.Popen(command, stdin=subprocess.PIPE); child.stdin.write(sys.argv[1].encode()); "
+    program += "child.stdin.flush(); print(child.pid, flush=True); time.sleep(600)"
+    shape = json.dumps(asdict(PassShape.of(preset("demo", "ab" * 32).model, 1, 8, 8))) + "\n"
+    environment = {**os.environ, "CXX": str(held)}
+    command = [sys.executable, "-P", "-c", program, shape]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
+        compiler = psutil.Process(int(parent.stdout.readline()))
+        cxx = psutil.Process(int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())))
+        parent.kill()
+    for each in (compiler, cxx):
+        until(lambda each=each: not each.is_running() or each.status() == psutil.STATUS_ZOMBIE)

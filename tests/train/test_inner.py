@@ -10,10 +10,9 @@ from families import DESCRIPTIONS
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.data import assign
 from p2ptrain.train import inner
-from p2ptrain.train.compiled_pass import CompiledPassError
+from p2ptrain.train.compiled_pass import CompiledPassError, PassChoice
 from p2ptrain.train.cross_entropy import summed_cross_entropy
 from p2ptrain.train.model import build_module
-from p2ptrain.train.pass_choice import PassChoice
 from p2ptrain.train.schedule import learning_rate
 
 

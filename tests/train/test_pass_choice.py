@@ -6,8 +6,7 @@ import math
 import pytest
 import torch
 
-from p2ptrain.train.compiled_pass import CompiledPassError
-from p2ptrain.train.pass_choice import GAIN, PAIRS, PassChoice, compile_choice
+from p2ptrain.train.compiled_pass import GAIN, PAIRS, CompiledPassError, PassChoice, compile_choice
 
 
 def run(task, steps, start=0):

@@ -1,5 +1,7 @@
-"""The compiler's process: what it asks of torch, and with which status it ends."""
+"""The compiler's process: with which status it ends, and by how much results may differ."""
 
+import errno
+import os
 from dataclasses import replace
 
 import pytest
@@ -7,50 +9,49 @@ import torch
 
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.train import accelerator, pass_compiler
-from p2ptrain.train.compiled_pass import CompiledPassError
-from p2ptrain.train.libraries import TRY_LATER
+from p2ptrain.train.compiled_pass import TRY_LATER, CompiledPassError
 
 
-@pytest.mark.parametrize(
-    ("device", "options"), [("cpu", {"cpp.threads": 3}), ("cuda:1", {"aot_inductor.embed_kernel_binary": True})]
-)
-def test_a_library_holds_all_its_kernels(tiny_run, tmp_path, monkeypatch, device, options):
-    tiny, asked = tiny_run(), []
-    shape = replace(tiny.task().pass_shape(tiny.manifest.model), device=device, threads=3)
-    monkeypatch.setattr(pass_compiler, "traced", lambda model, shape: ("graph", "inputs"))
-
-    def compile_ahead(graph, inputs, options):
-        asked.append((graph, inputs, options))
-        made = tmp_path / "pass.so"
-        made.write_bytes(b"library")
-        return str(made)
-
-    monkeypatch.setattr(torch._inductor, "aot_compile", compile_ahead)
-    pass_compiler.compile_pass(tiny.model(), shape, tmp_path / "unchecked.so", tmp_path)
-    assert asked == [("graph", "inputs", {"aot_inductor.output_path": str(tmp_path / "pass.so"), **options})]
-    assert (tmp_path / "unchecked.so").read_bytes() == b"library"
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
 
 
 @pytest.mark.parametrize(
     ("error", "status", "line"),
     [
         (RuntimeError("C++ compile error\nnext line"), 1, "RuntimeError: C++ compile error"),
-        (RuntimeError("a\ng++: No space left on device"), TRY_LATER, "RuntimeError: g++: No space left on device"),
-        (torch.OutOfMemoryError("CUDA out of memory."), TRY_LATER, "OutOfMemoryError: CUDA out of memory."),
+        (CompiledPassError("its gradients differ"), 1, "its gradients differ"),
+        (RuntimeError("a\ng++: No space left on device"), TRY_LATER, "RuntimeError: No space left on device"),
+        (caused(CompiledPassError("x"), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))), TRY_LATER, "No space left"),
+        (caused(CompiledPassError("no memory"), torch.OutOfMemoryError("CUDA out of memory.")), TRY_LATER, "no memory"),
         (MemoryError(), TRY_LATER, "MemoryError: "),
-        (CompiledPassError("status 1"), TRY_LATER, "CompiledPassError: status 1"),
         (DeviceError("It is busy.", "Wait."), TRY_LATER, "DeviceError: It is busy."),
     ],
 )
 def test_only_what_would_fail_again_ends_for_good(error, status, line):
-    found = pass_compiler._failure(error)
-    assert (found.exit_code, found.message) == (status, line)
+    found, said = pass_compiler.failure(error)
+    assert (found, said[: len(line)]) == (status, line)
 
 
-def test_a_card_that_rounds_products_may_differ_by_more(tiny_run, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "computes_in", "found", "is_right"),
+    [
+        ("cpu", "fp32", 1e-5, True),
+        ("cpu", "fp32", 1e-3, False),
+        ("cuda", "fp32", 1e-3, True),  # it rounds products to TF32
+        ("cuda", "fp32", 0.01, False),
+        ("cuda", "bfloat16", 0.01, True),
+        ("cuda", "bfloat16", float("nan"), False),
+    ],
+)
+def test_what_differs_by_more_than_rounding_is_no_success(tiny_run, monkeypatch, kind, computes_in, found, is_right):
     tiny = tiny_run()
-    exact = tiny.task().pass_shape(tiny.manifest.model)
-    monkeypatch.setattr(accelerator, "has_tf32", lambda device: device.type == "cuda")
-    at = {name: pass_compiler._tolerance(exact, torch.device(name)) for name in ("cpu", "cuda")}
-    half = pass_compiler._tolerance(replace(exact, computes_in="bfloat16"), torch.device("cuda"))
-    assert at["cpu"] < at["cuda"] < half
+    shape = replace(tiny.task().pass_shape(tiny.manifest.model), computes_in=computes_in)
+    monkeypatch.setattr(accelerator, "has_tf32", lambda device: kind == "cuda")
+    monkeypatch.setattr(pass_compiler, "difference", lambda model, shape: found)
+    if is_right:
+        pass_compiler.compile_pass(shape)
+    else:
+        with pytest.raises(CompiledPassError, match="its gradients differ by"):
+            pass_compiler.compile_pass(shape)

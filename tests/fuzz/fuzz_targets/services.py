@@ -9,7 +9,6 @@ import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any, cast
 
 import msgpack
@@ -42,7 +41,7 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.codec import get
 from p2ptrain.framing import FrameKind
 from p2ptrain.host.payloads import Payloads, Snapshot
-from p2ptrain.host.sketch import SKETCH_BYTES, LocalPieceStore
+from p2ptrain.host.sketch import SKETCH_BYTES
 from p2ptrain.manifest.signing import SignedManifest
 from p2ptrain.net import (
     address,
@@ -178,7 +177,7 @@ def _is_downloaded(link: Callable[[PeerId], BytesLink]) -> bool:
     async def dial(peer: PeerId, addresses: Any) -> BytesLink:
         return link(peer)
 
-    downloader = Downloader(dial, SIZES, at_once, Silence(), new_store=partial(LocalPieceStore, SIZES))
+    downloader = Downloader(dial, SIZES, at_once, Silence())
     with contextlib.suppress(*OURS):
         parts = virtual_time.run(downloader.download(link(PEER), dict.fromkeys(DONORS, ())))
         assert tuple(map(len, parts)) == SIZES

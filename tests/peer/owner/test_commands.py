@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import socket
 import time
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,7 +15,6 @@ import pytest
 from p2ptrain.base.errors import HomeError
 from peer.owner import commands, status
 from peer.owner import control_socket as doors
-from peer.owner.control_socket import ControlServer
 
 
 def shown(home: Path, capsys: pytest.CaptureFixture[str], *options: str) -> str:
@@ -69,16 +69,16 @@ def test_a_peer_that_is_frozen_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doors, "ANSWER_DEADLINE_S", 0.05)
-    door = ControlServer(tmp_path)
     summary = {"val_loss_last": 2.5, "val_loss_last_tokens": 16, "val_loss_of_tokens": 64, "exchanges_ok": 3}
     (tmp_path / "summary.json").write_text(json.dumps(summary | {"why": "well"}))
-    try:
+    with socket.socket(socket.AF_UNIX) as frozen:
+        frozen.bind(str(tmp_path / "frozen"))
+        frozen.listen()
+        (tmp_path / doors.POINTER).write_text(str(tmp_path / "frozen"))
         screen = shown(tmp_path, capsys)
         assert "state     does not answer\n" in screen
         assert "held-out loss 2.5000 (from 16 of 64 tokens), 3 exchanges; well" in screen
         assert json.loads(shown(tmp_path, capsys, "--json"))["state"] == "does not answer"
-    finally:
-        door.close()
 
 
 def test_a_checkpoint_that_goes_meanwhile_is_no_fault(

@@ -1,16 +1,17 @@
-"""Owner control without its thread: a manual clock, a look per second, commands, and the calls to the rest of the
+"""Owner control without its loop: a manual clock, a look per second, commands, and the calls to the rest of the
 peer."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import json
 import math
 import os
-import socket
 import threading
 import time
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -108,12 +109,12 @@ class FakeSensors:
     def watch(self, settings: Settings) -> None:
         self.watched.append(settings)
 
-    def start(self) -> None:
+    async def run(self) -> None:
         self.runs = True
-
-    def stop(self) -> str:
-        self.runs = False
-        return self.left_capped
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.runs = False
 
 
 class Desk:
@@ -145,6 +146,29 @@ class Desk:
             now=lambda: self.date,
             clock=lambda: self.seconds,
         )
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Run the owner's control in a loop of its own thread while the block runs."""
+        begun, ended = threading.Event(), asyncio.Event()
+        loops = list[asyncio.AbstractEventLoop]()
+
+        async def peer() -> None:
+            loops.append(asyncio.get_running_loop())
+            async with self.owner.running(asyncio.create_task):
+                await asyncio.sleep(0)  # the tasks begin
+                begun.set()
+                await ended.wait()
+
+        thread = threading.Thread(target=lambda: asyncio.run(peer()))
+        thread.start()
+        assert begun.wait(60)
+        try:
+            yield
+        finally:
+            loops[0].call_soon_threadsafe(ended.set)
+            thread.join(60)
+        assert not thread.is_alive()
 
     def wake(self) -> None:
         self.woken += 1
@@ -238,51 +262,6 @@ def test_settings_that_cannot_be_read_for_a_while_are_told_once_and_count_afterw
     assert desk.status()["settings_fault"] == ""
 
 
-def test_an_error_of_ours_is_told_once_and_stops_nothing_else(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> None:
-        raise RuntimeError("our own")
-
-    desk.take()
-    desk.edit("monthly_gb = 0.001")
-    monkeypatch.setattr(desk.file, "changed", broken)
-    monkeypatch.setattr(desk.owner, "_save", broken)
-    desk.rates.up.book(10**6)
-    desk.look(20)
-    assert desk.kinds() == ["settings", "owner stumbled", "budget used up"]
-    assert desk.notebook.notes[1][1] == {"why": "RuntimeError: our own"}
-
-
-def test_the_thread_outlives_a_command_that_fails(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_module, "POLL_S", 0.01)
-    desk.owner._status, works = cast(Any, lambda: 1 / 0), desk.owner._status  # type: ignore[method-assign]
-    with desk.owner:
-        with pytest.raises(HomeError, match="does not answer"):
-            ask(desk.home.path, command="status")
-        desk.owner._status = works  # type: ignore[method-assign]
-        assert ask(desk.home.path, command="status")["status"]["state"] == "starting"
-    assert desk.kinds() == ["owner stumbled"]
-
-
-def test_a_client_that_cannot_be_taken_in_waits_and_keeps_no_core_busy(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failed: list[float] = []
-    accept = socket.socket.accept
-
-    def none_left(listener: socket.socket) -> tuple[socket.socket, Any]:
-        if len(failed) < 5:
-            failed.append(time.monotonic())
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return accept(listener)
-
-    monkeypatch.setattr(control_module, "POLL_S", 0.05)
-    monkeypatch.setattr(socket.socket, "accept", none_left)
-    with desk.owner:
-        assert ask(desk.home.path, command="status")["status"]["state"] == "starting"
-    assert failed[-1] - failed[0] > 3 * control_module.POLL_S
-    assert desk.kinds() == []
-
-
 def test_pause_and_resume_are_idempotent(desk: Desk) -> None:
     desk.take()
     assert [desk.order("pause"), desk.order("pause")] == ["pausing", "already paused"]
@@ -293,11 +272,11 @@ def test_pause_and_resume_are_idempotent(desk: Desk) -> None:
 
 
 def test_a_pause_outlives_the_process_until_resume(desk: Desk) -> None:
-    with desk.owner:
+    with desk.running():
         desk.order("pause")
     desk.notebook.notes.clear()
     desk.owner = desk.new_owner()
-    with desk.owner:
+    with desk.running():
         desk.take()
         assert desk.participation.modes == [Mode.PAUSED]
         assert desk.kinds() == ["still paused"]
@@ -308,7 +287,7 @@ def test_a_pause_outlives_the_process_until_resume(desk: Desk) -> None:
         assert desk.order("resume") == "resuming"
     desk.notebook.notes.clear()
     desk.owner = desk.new_owner()
-    with desk.owner:
+    with desk.running():
         assert desk.status()["state"] == "starting"
     assert desk.kinds() == []
     assert not (desk.home.path / "paused.json").exists()
@@ -334,16 +313,16 @@ def test_a_pause_with_an_end_is_over_by_itself(desk: Desk) -> None:
 
 
 def test_a_pause_with_an_end_outlives_the_process_until_then(desk: Desk) -> None:
-    with desk.owner:
+    with desk.running():
         desk.order("pause", until=(desk.date + timedelta(hours=2)).timestamp())
     desk.notebook.notes.clear()
     desk.owner = desk.new_owner()
-    with desk.owner:
+    with desk.running():
         assert desk.status()["state"] == "paused"
     assert "still paused by its owner until 14:00, since" in str(line(*desk.notebook.notes[0]))
     desk.date += timedelta(hours=3)
     desk.owner = desk.new_owner()
-    with desk.owner:
+    with desk.running():
         assert desk.status()["state"] == "starting"
     assert not (desk.home.path / "paused.json").exists()
 
@@ -405,7 +384,7 @@ def test_the_end_of_a_pause_is_the_next_such_time() -> None:
 @pytest.mark.parametrize("content", [b"", b'{"paused": tr', b"[" * 10_000, b"[]", b'{"paused": true, "until": "x"}'])
 def test_a_damaged_pause_is_none_and_told(desk: Desk, content: bytes) -> None:
     (desk.home.path / "paused.json").write_bytes(content)
-    with desk.owner:
+    with desk.running():
         assert desk.status()["state"] == "starting"
         assert desk.order("resume") == "not paused"
     path = desk.home.path / "paused.json"
@@ -415,7 +394,7 @@ def test_a_damaged_pause_is_none_and_told(desk: Desk, content: bytes) -> None:
 
 def test_a_pause_that_cannot_be_kept_holds_for_now_and_is_told(desk: Desk) -> None:
     (desk.home.path / "paused.json").mkdir()
-    with desk.owner:
+    with desk.running():
         assert desk.order("pause") == "pausing"
         assert desk.status()["state"] == "paused"
         assert desk.order("resume") == "resuming"
@@ -513,14 +492,14 @@ def test_a_raised_budget_ends_being_alone_at_once(desk: Desk) -> None:
 
 
 def test_the_count_is_on_disk_and_the_next_process_goes_on_with_it(desk: Desk) -> None:
-    with desk.owner:
+    with desk.running():
         desk.rates.up.book(5)
     assert json.loads((desk.home.path / "traffic.json").read_text()) == {
         "2026-11": {"sent_bytes": 5, "received_bytes": 0, "given_bytes": 0}
     }
     desk.rates = Throttles()
     desk.owner = desk.new_owner()
-    with desk.owner:
+    with desk.running():
         desk.rates.down.book(6)
     traffic = TrafficCount(desk.home.path)
     traffic.load()
@@ -529,7 +508,7 @@ def test_the_count_is_on_disk_and_the_next_process_goes_on_with_it(desk: Desk) -
 
 def test_what_cannot_be_counted_is_told(desk: Desk) -> None:
     (desk.home.path / "traffic.json").mkdir()
-    with desk.owner:
+    with desk.running():
         desk.rates.up.book(5)
     assert desk.kinds() == ["not counted"] * 2  # neither read nor written
 
@@ -590,7 +569,7 @@ def test_sensors_that_do_not_answer_are_faults_of_the_settings_that_need_them(de
 
 def test_a_card_that_stays_capped_is_told(desk: Desk) -> None:
     desk.sensors.left_capped = "nvidia-smi did not answer within 5 s"
-    with desk.owner:
+    with desk.running():
         assert desk.sensors.runs
     assert not desk.sensors.runs
     assert desk.kinds() == ["card left capped"]
@@ -716,7 +695,7 @@ def test_before_there_is_a_trainer_the_status_says_so(desk: Desk) -> None:
 
 def test_over_the_socket_and_gone_afterwards(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
     home = desk.home.path
-    with desk.owner:
+    with desk.running():
         desk.take()
         commands.pause.main([str(home)], standalone_mode=False)
         commands.status.main([str(home), "--json"], standalone_mode=False)
@@ -724,7 +703,6 @@ def test_over_the_socket_and_gone_afterwards(desk: Desk, capsys: pytest.CaptureF
     assert told == "pausing"
     assert json.loads(shown)["state"] == "pausing"
     assert sorted(path.name for path in home.iterdir()) == ["paused.json", "settings.toml"]
-    assert not [thread for thread in threading.enumerate() if thread.name == "owner"]
 
 
 @pytest.mark.parametrize("removed", [SOCKET, POINTER])
@@ -732,7 +710,7 @@ def test_a_removed_control_socket_is_made_again(desk: Desk, monkeypatch: pytest.
     home = desk.home.path
     monkeypatch.setattr(control_socket, "LONGEST_PATH", 1000 if removed == SOCKET else 1)
     monkeypatch.setattr(control_module, "POLL_S", 0.01)
-    with desk.owner:
+    with desk.running():
         (home / removed).unlink()
         end = time.monotonic() + 60
         answer = None
@@ -783,3 +761,22 @@ def test_the_page_says_of_a_peer_what_status_says(desk: Desk) -> None:
     assert both() == ("training", "")
     desk.signals.stop.set()
     assert both()[0] == "finishing"
+
+
+def test_an_internal_error_ends_the_peer(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that a fault of ours is never silent: budget, hours and commands need the watch."""
+
+    async def peer() -> None:
+        tasks = list[asyncio.Task[None]]()
+
+        def start(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+            tasks.append(asyncio.create_task(work))
+            return tasks[-1]
+
+        async with desk.owner.running(start):
+            monkeypatch.setattr(desk.file, "changed", lambda: 1 / 0)
+            await tasks[1]
+
+    monkeypatch.setattr(control_module, "POLL_S", 0.01)
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(peer())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import stat
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import pytest
 from p2ptrain.base.errors import HomeError
 from p2ptrain.manifest import SIGNED_FILE
 from peer.owner import control_socket as doors
-from peer.owner.control_socket import LONGEST_PATH, MAX_REQUEST, ControlServer, ask
+from peer.owner.control_socket import LONGEST_PATH, MAX_REQUEST, SOCKET, Answer, ControlServer, ask
 
 
 @pytest.fixture
@@ -28,20 +30,27 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @contextmanager
-def serving(
-    door: ControlServer, times: int, answer: Callable[[Mapping[str, Any]], Mapping[str, Any]]
-) -> Iterator[None]:
-    door.socket.setblocking(True)
+def serving(home: Path, answer: Answer = dict, blocked_s: float = 0.0) -> Iterator[ControlServer]:
+    """Serve the socket in a loop of its own thread while the block runs, at first blocked for so many seconds."""
+    door = ControlServer(home, answer)
+    begun, ended = threading.Event(), asyncio.Event()
+    loops = list[asyncio.AbstractEventLoop]()
 
-    def run() -> None:
-        for _ in range(times):
-            door.serve(answer)
+    async def peer() -> None:
+        loops.append(asyncio.get_running_loop())
+        await door.start()
+        begun.set()
+        time.sleep(blocked_s)
+        await ended.wait()
+        door.close()
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=lambda: asyncio.run(peer()))
     thread.start()
+    assert begun.wait(20)
     try:
-        yield
+        yield door
     finally:
+        loops[0].call_soon_threadsafe(ended.set)
         thread.join(20)
         assert not thread.is_alive()
 
@@ -50,7 +59,7 @@ def talk(door: ControlServer, words: bytes) -> bytes:
     """Return the answer to a client that sends only this."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(10)
-        client.connect(door.socket.getsockname())
+        client.connect(str(door.path))
         client.sendall(words)
         client.shutdown(socket.SHUT_WR)
         try:
@@ -64,50 +73,37 @@ def left_in(home: Path) -> list[str]:
 
 
 def test_a_question_and_its_answer(home: Path) -> None:
-    door = ControlServer(home)
-    try:
-        assert stat.S_IMODE(Path(door.socket.getsockname()).stat().st_mode) == 0o600
-        with serving(door, 2, lambda request: {"you said": dict(request)}):
-            assert ask(home, command="status", n=5) == {"you said": {"command": "status", "n": 5}}
-            assert ask(home / ".." / "home", command="x") == {"you said": {"command": "x"}}
-    finally:
-        door.close()
+    with serving(home, lambda request: {"you said": dict(request)}) as door:
+        assert stat.S_IMODE(door.path.stat().st_mode) == 0o600
+        assert ask(home, command="status", n=5) == {"you said": {"command": "status", "n": 5}}
+        assert ask(home / ".." / "home", command="x") == {"you said": {"command": "x"}}
     assert left_in(home) == []
 
 
 def test_a_home_whose_path_is_too_long(tmp_path: Path) -> None:
     home = tmp_path / ("x" * LONGEST_PATH)
     home.mkdir()
-    door = ControlServer(home)
-    place = Path(door.socket.getsockname())
-    try:
-        assert len(str(place)) <= LONGEST_PATH
-        assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
-        with serving(door, 1, lambda request: {"fine": True}):
-            assert ask(home, command="status") == {"fine": True}
-    finally:
-        door.close()
+    with serving(home, lambda request: {"fine": True}) as door:
+        assert len(str(door.path)) <= LONGEST_PATH
+        assert stat.S_IMODE(door.path.parent.stat().st_mode) == 0o700
+        assert ask(home, command="status") == {"fine": True}
     assert left_in(home) == []
-    assert not place.parent.exists()
+    assert not door.path.parent.exists()
 
 
-def test_an_order_that_is_no_longer_waited_for_is_not_obeyed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doors, "ANSWER_DEADLINE_S", 0.01)
-    door = ControlServer(home)
+def test_a_command_that_is_no_longer_waited_for_is_not_carried_out(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     obeyed: list[str] = []
 
     def obey(request: Mapping[str, Any]) -> Mapping[str, Any]:
         obeyed.append(request["command"])
         return {}
 
-    try:
-        with pytest.raises(HomeError, match="does not answer"):
-            ask(home, command="pause")
-        monkeypatch.setattr(doors, "ANSWER_DEADLINE_S", 10.0)
-        with serving(door, 2, obey):
-            ask(home, command="resume")
-    finally:
-        door.close()
+    with serving(home, obey, blocked_s=0.5):
+        with monkeypatch.context() as patch:
+            patch.setattr(doors, "ANSWER_DEADLINE_S", 0.05)
+            with pytest.raises(HomeError, match="does not answer"):
+                ask(home, command="pause")
+        ask(home, command="resume")
     assert obeyed == ["resume"]
 
 
@@ -132,17 +128,13 @@ def test_nobody_is_there_in_a_home_whose_path_is_too_long_for_a_socket(
 
 
 def test_what_a_killed_peer_left_is_nobody_and_is_swept(home: Path) -> None:
-    dead = ControlServer(home)
-    dead.socket.close()  # as the kernel does when the process dies
-    assert left_in(home) != []
+    with socket.socket(socket.AF_UNIX) as dead:  # closed without an end, as the kernel does
+        dead.bind(str(home / SOCKET))
+        dead.listen()
     with pytest.raises(HomeError, match="There is no peer in"):
         ask(home, command="status")
-    alive = ControlServer(home)
-    with serving(alive, 1, lambda request: {"alive": True}):
+    with serving(home, lambda request: {"alive": True}):
         assert ask(home) == {"alive": True}
-    alive.close()
-    if dead._folder is not None:
-        dead._folder.remove()
     assert left_in(home) == []
 
 
@@ -160,45 +152,41 @@ def test_what_a_killed_peer_left_is_nobody_and_is_swept(home: Path) -> None:
     ],
 )
 def test_nonsense_gets_no_answer_and_the_next_one_does(home: Path, words: bytes) -> None:
-    door = ControlServer(home)
     asked: list[Mapping[str, Any]] = []
 
     def answer(request: Mapping[str, Any]) -> Mapping[str, Any]:
         asked.append(request)
         return {}
 
-    with serving(door, 2, answer):
+    with serving(home, answer) as door:
         assert talk(door, words) == b""
         assert json.loads(talk(door, b'{"a": 1}\n')) == {}
-    door.close()
     assert asked == [{"a": 1}]
 
 
-def test_a_client_that_says_nothing_is_not_waited_for(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_says_nothing_keeps_nobody_waiting(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doors, "REQUEST_DEADLINE_S", 0.5)
-    door = ControlServer(home)
-    with socket.socket(socket.AF_UNIX) as silent:
-        silent.connect(door.socket.getsockname())
-        with serving(door, 2, lambda request: {"next": True}):
-            assert ask(home) == {"next": True}
-    door.close()
+    with serving(home, lambda request: {"next": True}) as door, socket.socket(socket.AF_UNIX) as silent:
+        silent.settimeout(20)
+        silent.connect(str(door.path))
+        assert ask(home) == {"next": True}
+        assert silent.recv(10) == b""
 
 
 def test_a_peer_that_is_frozen(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doors, "ANSWER_DEADLINE_S", 0.05)
-    door = ControlServer(home)
-    with pytest.raises(HomeError, match="does not answer"):
+    with serving(home, blocked_s=0.5), pytest.raises(HomeError, match="does not answer"):
         ask(home, command="status")
-    door.close()
 
 
 @pytest.mark.parametrize("answer", [b"", b"nonsense\n", b"[]\n", b"[" * 60_000 + b"\n"])
 def test_an_answer_that_is_none(home: Path, answer: bytes) -> None:
-    door = ControlServer(home)
-    door.socket.setblocking(True)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(home / SOCKET))
+    listener.listen()
 
     def mumble() -> None:
-        connection, _ = door.socket.accept()
+        connection, _ = listener.accept()
         with connection:
             connection.recv(1000)
             connection.sendall(answer)
@@ -208,4 +196,4 @@ def test_an_answer_that_is_none(home: Path, answer: bytes) -> None:
     with pytest.raises(HomeError, match="does not answer"):
         ask(home, command="status")
     thread.join(10)
-    door.close()
+    listener.close()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import re
 import subprocess
 import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -145,6 +148,16 @@ def test_only_what_was_asked_for_is_read_and_a_fault_stops_nothing_else(
     assert (readings.at, readings.celsius, readings.on_battery) == (7.0, {"the graphics card": 71.0}, None)
 
 
+@contextlib.asynccontextmanager
+async def running_sensors(sensors: Sensors) -> AsyncIterator[None]:
+    running = asyncio.create_task(sensors.run())
+    try:
+        yield
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+
+
 def test_the_thread_reads_at_once_after_an_edit_and_puts_the_limit_back(tools: Path, tmp_path: Path) -> None:
     read = threading.Event()
     sensors = Sensors(tmp_path)
@@ -158,11 +171,15 @@ def test_the_thread_reads_at_once_after_an_edit_and_puts_the_limit_back(tools: P
         return found
 
     sensors.read = reads  # type: ignore[method-assign]
-    sensors.start()
-    sensors.watch(Settings(pause_above_celsius=80.0, gpu_watts=200))
-    assert read.wait(sensors_module.PERIOD_S * 10)
-    assert (tools / "watts").read_text() == "200.00\n"
-    assert sensors.stop() == ""
+
+    async def scene() -> None:
+        async with running_sensors(sensors):
+            sensors.watch(Settings(pause_above_celsius=80.0, gpu_watts=200))
+            assert await asyncio.to_thread(read.wait, sensors_module.PERIOD_S * 10)
+            assert (tools / "watts").read_text() == "200.00\n"
+
+    asyncio.run(scene())
+    assert sensors.left_capped == ""
     assert (tools / "watts").read_text() == "350.00\n"
     assert not (tmp_path / FILE).exists()
 
@@ -182,11 +199,15 @@ def test_sensors_that_are_stuck_at_the_end_say_how_to_put_the_limit_back(
     sensors = Sensors(tmp_path)
     sensors.train_on([CARD])
     sensors.watch(Settings(gpu_watts=gpu_watts, pause_on_battery=True))
-    sensors.start()
-    assert is_stuck.wait(60)
-    why = sensors.stop()
+
+    async def scene() -> None:
+        async with running_sensors(sensors):
+            assert await asyncio.to_thread(is_stuck.wait, 60)
+
+    asyncio.run(scene())
+    why = sensors.left_capped
     goes_on.set()
-    sensors._thread.join()
+    sensors._thread._thread.join()
     assert why.endswith(said)
     assert bool(why) is bool(said)
     assert watts(tools) == 350  # by the thread itself

@@ -1,4 +1,4 @@
-"""The network thread, which runs one uvloop event loop for asyncio and hivemind."""
+"""A network thread, which runs one uvloop event loop for asyncio and hivemind."""
 
 from __future__ import annotations
 
