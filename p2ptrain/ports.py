@@ -6,7 +6,6 @@ port              real                            in memory
 InnerTask         train.inner.LanguageModelTask   sim.learners.QuadraticTask
 RemoteInnerTask   peer.training.RemoteTask        none: such a task is in this process
 ExchangePayloads  train.payloads.Payloads         sim.counting.CountingLearner
-PieceStore        train.sketch.LocalPieceStore  the same
 DonorWeights      train.payloads.Payloads         the same, with small tensors
 Deliveries        train.inbox.Inbox               sim.counting.CountingLearner
 Link              net.links.StreamLink            tests: memory_network.MemoryLink
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class InnerTask(Protocol):
-    """Inner optimization: a model's flat weights and one training step on them. Owned by the trainer thread."""
+    """Inner optimization: a model's flat weights and one training step on them. Owned by the training thread."""
 
     @property
     def theta(self) -> Tensor:
@@ -82,7 +81,7 @@ class RemoteInnerTask(InnerTask, Protocol):
 
 
 class HeldOut(Protocol):
-    """Evaluation of the current fast weights. Owned by the trainer thread."""
+    """Evaluation of the current fast weights. Owned by the training thread."""
 
     @property
     def guessing(self) -> float:
@@ -174,19 +173,6 @@ class ExchangePayloads(Protocol):
         """
 
 
-class PieceStore(Protocol):
-    """Store of a donor's weights while they arrive, fp32. Any thread may call it; it may raise NetworkError."""
-
-    @property
-    def whole(self) -> Opaque:
-        """The weights, for ``DonorWeights.check_weights`` and ``Deliveries.adopt`` once all pieces are here."""
-
-    def store(self, span: Span, piece: bytearray) -> None: ...
-
-    def sketch(self, span: Span, seed: int) -> bytes:
-        """Return the sketch of a stored piece, to compare with another donor's."""
-
-
 class DonorWeights(Protocol):
     """Slow weights for newcomers, and the check of a donor's. Any thread may call it."""
 
@@ -202,11 +188,8 @@ class DonorWeights(Protocol):
     def sketch(self, span: Span, seed: int) -> bytes:
         """Return the sketch of a piece of the current weights, to compare with another donor's."""
 
-    def new_download(self) -> PieceStore:
-        """Return a store for a donor's weights; it frees them once nothing refers to it."""
-
     def check_weights(self, parts: Opaque) -> None:
-        """Raise RemoteError unless a donor's weights (``PieceStore.whole``) may replace ours."""
+        """Raise RemoteError unless a donor's weights (``train.sketch.PieceStore.whole``) may replace ours."""
 
 
 class LearnerPayloads(ExchangePayloads, DonorWeights, Protocol):

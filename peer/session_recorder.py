@@ -65,7 +65,7 @@ class CompilerView(Protocol):
 
 @dataclass(slots=True)
 class SessionRecorder:
-    """Writes notes and the summary of one session, and has checkpoints saved. Runs in the trainer thread."""
+    """Writes notes and the summary of one session, and has checkpoints saved. Runs in the training thread."""
 
     home: Home
     checkpoints: Checkpoints

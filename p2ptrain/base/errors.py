@@ -57,10 +57,6 @@ class DeviceError(UserError):
     """The model does not fit, or the device or platform cannot run it."""
 
 
-class ScenarioError(UserError):
-    """A simulation's scenario or report is malformed, impossible or of another version."""
-
-
 class OutputError(UserError):
     """A command's output cannot be written: the disk is full or the terminal has closed."""
 

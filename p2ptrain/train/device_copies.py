@@ -16,6 +16,8 @@ from torch import Tensor
 class Event(Protocol):
     """What an ``Arrival`` needs of ``torch.cuda.Event``."""
 
+    def query(self) -> bool: ...
+
     def synchronize(self) -> None: ...
 
 

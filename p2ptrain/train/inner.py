@@ -67,16 +67,10 @@ _SCALES = "the scale of the loss, which a compiled pass cannot change, is dynami
 
 
 @dataclass(frozen=True, slots=True)
-class InnerStepResult:
-    loss: float  # nats a token, before the step
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class ArrivingStepResult:
-    """``InnerStepResult`` whose numbers may still be on their way from a card: reading one waits for it."""
+    """Result of an inner step whose numbers may still be on their way from a card: reading one waits for it."""
 
-    numbers: Arrival  # [2]: loss, norm of the gradient
+    numbers: Arrival  # [2]: loss in nats a token before the step, norm of the gradient
     tokens: int
     learning_rate: float
 

@@ -1,7 +1,7 @@
 """Keeper: the learner of a peer that holds some fragments and does not train (``swarm.keeping``).
 
 It has the slow weights of its fragments in fp32 and nothing else: no model, no momentum, no optimizer. Other fragments
-are empty tensors. Threads meet as in ``train.learner``: the trainer thread calls ``settle`` and is the only writer.
+are empty tensors. Threads meet as in ``train.learner``: the training thread calls ``settle`` and is the only writer.
 
 Legend: F elements of one fragment.
 """
@@ -129,7 +129,7 @@ class Keeper:
         slow = tuple(self._slow)
         self.payloads.publish(Snapshot(self.step, slow, slow, tuple(self._applied)))
 
-    # --- checkpoints (trainer thread) ---------------------------------------------------------------------------------
+    # --- checkpoints (training thread) ---------------------------------------------------------------------------------
 
     def at_slow(self, tell: Callable[[], T]) -> T:
         return tell()

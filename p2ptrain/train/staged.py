@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -144,8 +144,8 @@ class StagedTask(LanguageModelTask):
         parts, stage = parts_of(batch[self._own]), self.stage_model.stage
         given = (parts.inputs,) if stage.is_first else ()
         target = parts.labels.contiguous() if stage.is_last else None
-        losses: list[Tensor] = []
-        self._schedule.step(*given, target=target, losses=losses, return_outputs=False, **parts.arguments)
+        losses, arguments = list[Tensor](), dict[str, Any](parts.arguments)
+        self._schedule.step(*given, target=target, losses=losses, return_outputs=False, **arguments)
         self._sum_tied_gradients()
         self.ranks.sum_replicas(self._gradient)
         if self.loss_scale.is_dynamic:

@@ -61,7 +61,7 @@ class PeerLearner(LoopLearner, NetworkedLearner, Protocol):
 class PeerTask(Protocol):
     """Inner task of a peer, such as ``train.inner.LanguageModelTask``.
 
-    Its methods belong to the trainer thread; any thread may read its figures.
+    Its methods belong to the training thread; any thread may read its figures.
     """
 
     @property

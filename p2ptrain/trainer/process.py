@@ -73,7 +73,10 @@ class TrainerHandle:
         self._silent = [0] * ranks
         """Waits in a row without a line, of each rank."""
         self._has_ended = False
-        self._process = subprocess.Popen(launched(*command, P2PTRAIN_NODE=self._door.address), stdin=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            launched(*command, P2PTRAIN_NODE=self._door.address, TORCH_CPP_LOG_LEVEL="ERROR"),  # of hosts without names
+            stdin=subprocess.DEVNULL,
+        )
 
     @property
     def pid(self) -> int:

@@ -169,9 +169,9 @@ class Settings(Section):
     needs more. Applies from the next start. Allowed: 0 (all), or a number from 0.25 to 1,000,000."""
 
     compile: CompileMode = "auto"
-    """Whether a C++ compiler makes training faster, in the background, on a CUDA card with Triton; "auto": if at least
-    10 minutes of training remain. Applies from the next start; the environment variable P2PTRAIN_COMPILE takes
-    precedence. Allowed: "auto", "on" or "off"."""
+    """Whether a C++ compiler makes training faster, in the background, on a CUDA card with Triton; "auto": at low
+    priority if at least 10 minutes of training remain; "on": at once. Applies from the next start; the environment
+    variable P2PTRAIN_COMPILE takes precedence. Allowed: "auto", "on" or "off"."""
 
     punch: bool = True
     """Whether this peer, if nobody can dial it, connects directly to others through its router and theirs. A direct

@@ -59,7 +59,7 @@ async def start(
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     # -P: a folder in the working directory that has the name of one of our packages must not shadow it.
-    command = launched(*inside(sys.executable, "-P", "-m", module, *arguments), **variables)
+    command = launched(*inside(sys.executable, "-P", "-m", module, *arguments), udp=True, **variables)
     with log.open("ab") as output:
         process = await asyncio.create_subprocess_exec(
             *command,

@@ -39,12 +39,14 @@ with large_imports():
     from p2ptrain.train.staged import StagedTask
     from p2ptrain.train.stages import StageModel, stage_model
     from p2ptrain.trainer.attached import LOST, Attachment, LogLines
+    from p2ptrain.trainer.host_vector import HostVector
     from p2ptrain.trainer.line import LineClosedError
     from peer.capacity import activation_bytes, check_memory, compiler_fault, explained
     from peer.home import Home
     from peer.initial_weights import load_initial
     from peer.training.agreement import agree
     from peer.training.plan import OWNERS_FAULT, REMOTE, VECTORS, RemotePlan, TrainerPlan
+    from peer.training.remote_pieces import RemotePieces
 
 ANSWERS = ("step", "losses", "restore", "load", "store", "add", "tried", "held_out", "sample", "finish", "idle")
 """Questions that a trainer answers, by methods of these names."""
@@ -109,18 +111,21 @@ class LanguageTrainer:
             begin = 0 if stage is None else stage.offset
             self._piece = slice(begin, begin + model.layout.total)
             """Of the host vector, which this rank trains."""
-            self._host, is_new = (None, True) if attachment is None else attachment.host_vector(whole, len(VECTORS))
+            host: HostVector | None = None
+            is_new = True
+            if attachment is not None:
+                host, is_new = attachment.host_vector(whole, len(VECTORS))
             if ranks is not None:
                 is_new = ranks.share(is_new)
-            if self._host is None:
+            if host is None:
                 vectors = [torch.zeros(model.layout.total) for _ in VECTORS]
             else:
-                vectors = [self._host.vector(number)[self._piece] for number in range(len(VECTORS))]
+                vectors = [host.vector(number)[self._piece] for number in range(len(VECTORS))]
             theta, first, second, self._displacement = vectors
             self._stores = ranks is None or ranks.replica == 0
             if is_new and self._stores:
                 theta.copy_(model.theta)
-            is_shared = device.type == "cpu" and plan.shares and self._stores and self._host is not None
+            is_shared = device.type == "cpu" and plan.shares and self._stores and host is not None
             if ranks is not None:  # else the host vector would have slices of different ages
                 is_shared = all(ranks.gather(is_shared))
             if is_shared:
@@ -132,25 +137,24 @@ class LanguageTrainer:
                 self._task = LanguageModelTask(model, *rest, placement, moments)
             else:
                 self._task = StagedTask(stage, ranks, *rest, agreed.placement, agreed.counts, moments)
-        if is_shared and self._host is not None:
-            self._task.moving = partial(self._host.moving, 0 if ranks is None else ranks.rank)
-        self._ranks = ranks
-        self._copies = vectors
+        if is_shared and host is not None:
+            self._task.moving = partial(host.moving, 0 if ranks is None else ranks.rank)
         self._vectors = None if is_shared else (theta, first, second)
         card = None if attachment is None else accelerator.card_name(device)
-        own = str(device), card, self._host is None, self._piece.start, self._piece.stop
+        own = str(device), card, host is None, self._piece.start, self._piece.stop
         all_ranks = [own] if ranks is None else ranks.gather(own)  # and all have written their weights
         self._shares = is_shared
         self._device_name = " + ".join(each[0] for each in all_ranks)
         self._cards = [each[1] for each in all_ranks if each[1] is not None]
         if ranks is not None and ranks.mesh.replicas > 1:
             self._device_name += f" ({ranks.mesh})"
-        self._remote = [(rank, slice(*each[3:])) for rank, each in enumerate(all_ranks) if each[2]]
-        """Ranks on other computers, and their pieces of the host vector."""
+        pieces = {rank: slice(*each[3:]) for rank, each in enumerate(all_ranks) if each[2]}
+        self._elsewhere = RemotePieces(ranks, pieces, host, vectors) if ranks is not None and pieces else None
+        """Of ranks on other computers."""
         self.is_final = False
         """Whether the run has ended."""
-        if is_new:
-            self._bring(range(1))
+        if is_new and self._elsewhere is not None:
+            self._elsewhere.bring(range(1))
         self._attachment = attachment
         self._tokens = training.tokens_per_step
         self._results: deque[ArrivingStepResult] = deque()
@@ -200,7 +204,8 @@ class LanguageTrainer:
     def restore(self, counters: list[int], loss_scale: list[float]) -> dict[str, Any]:
         """Go on with the weights and moments of the host vector and these counters."""
         own = self._task.state_dict()
-        self._fetch(range(3))
+        if self._elsewhere is not None:
+            self._elsewhere.fetch(range(3))
         if self._vectors is not None:
             theta, own["first_moment"], own["second_moment"] = self._vectors
             self._task.theta.copy_(theta)
@@ -211,7 +216,8 @@ class LanguageTrainer:
 
     def load(self) -> dict[str, Any]:
         """Copy the weights from the host vector, where they are not that already."""
-        self._fetch(range(1))
+        if self._elsewhere is not None:
+            self._elsewhere.fetch(range(1))
         if self._vectors is not None:
             self._task.theta.copy_(self._vectors[0])
         return {}
@@ -227,12 +233,14 @@ class LanguageTrainer:
                 state = self._task.state_dict()
                 self._vectors[1].copy_(state["first_moment"])
                 self._vectors[2].copy_(state["second_moment"])
-        self._bring(range(1 if moments else 3, 4))
+        if self._elsewhere is not None:
+            self._elsewhere.bring(range(1 if moments else 3, 4))
         return self._state()
 
     def add(self, start: int, stop: int) -> dict[str, Any]:
         """Add a piece of the host vector's displacement to the weights."""
-        self._fetch(range(3, 4), slice(start, stop))
+        if self._elsewhere is not None:
+            self._elsewhere.fetch(range(3, 4), slice(start, stop))
         begin, end = (min(max(each - self._piece.start, 0), len(self._displacement)) for each in (start, stop))
         self._task.theta[begin:end].add_(self._displacement[begin:end].to(self._task.theta.device))
         return {}
@@ -273,27 +281,6 @@ class LanguageTrainer:
         """Note that the run has ended."""
         self.is_final = True
         return {}
-
-    def _fetch(self, numbers: range, within: slice = slice(0, sys.maxsize)) -> None:
-        """Let ranks on other computers have their pieces of some of the host vectors, where these are ``within``."""
-        for rank, piece in self._remote:
-            begin, end = max(piece.start, within.start), min(piece.stop, within.stop)
-            for number in numbers if begin < end else ():
-                if self._host is not None and self._ranks is not None and self._ranks.rank == 0:
-                    self._ranks.send_to(self._host.vector(number)[begin:end], rank)
-                elif self._ranks is not None and self._ranks.rank == rank:
-                    self._ranks.receive_from(self._copies[number][begin - piece.start : end - piece.start], 0)
-
-    def _bring(self, numbers: range) -> None:
-        """Write the pieces of ranks on other computers to some of the host vectors."""
-        for rank, piece in self._remote:
-            if self._ranks is None or self._ranks.mesh.replica(rank):
-                continue  # the first replica has the same
-            for number in numbers:
-                if self._host is not None and self._ranks.rank == 0:
-                    self._ranks.receive_from(self._host.vector(number)[piece], rank)
-                elif self._ranks.rank == rank:
-                    self._ranks.send_to(self._copies[number], 0)
 
     def _is_training(self) -> bool:
         return self._is_stepping or time.monotonic() - self._stepped_at < RESTING_S
@@ -361,7 +348,8 @@ def live(attachment: Attachment | None) -> None:
     if ranks.rank == 0:
         assert attachment is not None
         together = {name: ranks.together(name, each) for name, each in answers.items()}
-        attachment.serve(trainer.begin(), together, together["idle"])
+        with contextlib.suppress(LineClosedError):
+            attachment.serve(trainer.begin(), together, together["idle"])
         ranks.end()
         return
     if attachment is None:

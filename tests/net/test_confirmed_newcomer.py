@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from functools import partial
 from random import Random
 
 import pytest
@@ -30,7 +29,6 @@ from p2ptrain.swarm.messages import Decline, DeclineReason, WeightsReply, Weight
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.payloads import Payloads, Snapshot
 from p2ptrain.train.rules import LearnerRules
-from p2ptrain.train.sketch import LocalPieceStore
 from p2ptrain.wire import decode_message, encode_message
 from sim.learners import QuadraticTask
 
@@ -104,9 +102,7 @@ def joined(
         loop = asyncio.get_running_loop()
         sizes = learner.payloads.weight_sizes()
         rules = run_rules(sizes, weights_bytes=sum(sizes), run_tokens=1e9, tokens_per_outer_step=4.0)
-        downloader = Downloader(
-            swarm.weight_server.transport(ME).open, sizes, at_once, notebook, new_store=partial(LocalPieceStore, sizes)
-        )
+        downloader = Downloader(swarm.weight_server.transport(ME).open, sizes, at_once, notebook)
         environment = DriverEnvironment(
             transport=swarm.links.transport(ME),
             directory=swarm.links.directory(0.01),

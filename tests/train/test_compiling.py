@@ -349,7 +349,7 @@ def test_a_task_trains_alike_while_its_pass_is_compiled_compared_and_used(tiny_r
 
 @pytest.mark.lab
 def test_a_compiler_ends_with_its_parent_and_all_that_it_started(tmp_path):
-    """Hold the C++ compiler for ever, and kill the parent."""
+    """Hold the C++ compiler and kill the parent."""
     held = tmp_path / "c++"
     held.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 600\n")
     held.chmod(0o755)

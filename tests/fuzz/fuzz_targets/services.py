@@ -9,7 +9,6 @@ import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any, cast
 
 import msgpack
@@ -60,7 +59,7 @@ from p2ptrain.net.weight_server import WeightServer
 from p2ptrain.page.metrics import exposition
 from p2ptrain.receipts import Book, Objection, Receipt
 from p2ptrain.train.payloads import Payloads, Snapshot
-from p2ptrain.train.sketch import SKETCH_BYTES, LocalPieceStore
+from p2ptrain.train.sketch import SKETCH_BYTES
 
 OURS = RemoteError, NetworkError
 """Errors that may end a conversation: the callers and the transport of a service expect them."""
@@ -178,7 +177,7 @@ def _is_downloaded(link: Callable[[PeerId], BytesLink]) -> bool:
     async def dial(peer: PeerId, addresses: Any) -> BytesLink:
         return link(peer)
 
-    downloader = Downloader(dial, SIZES, at_once, Silence(), new_store=partial(LocalPieceStore, SIZES))
+    downloader = Downloader(dial, SIZES, at_once, Silence())
     with contextlib.suppress(*OURS):
         parts = virtual_time.run(downloader.download(link(PEER), dict.fromkeys(DONORS, ())))
         assert tuple(map(len, parts)) == SIZES
