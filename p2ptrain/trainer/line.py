@@ -45,10 +45,16 @@ class Door:
         self._socket.listen(MOST_RANKS)
 
     def accept(self, timeout_s: float) -> Line | None:
-        """Return the line to the next rank, or None after the timeout. Programs of other users are refused."""
-        if not wait([self._socket], timeout_s):
+        """Return the line to the next rank; None after the timeout, and where another thread has closed this.
+
+        Programs of other users are refused.
+        """
+        try:
+            if not wait([self._socket], timeout_s):
+                return None
+            end, _ = self._socket.accept()
+        except (OSError, ValueError):
             return None
-        end, _ = self._socket.accept()
         if sys.platform == "linux":  # a file's folder is this user's alone
             data = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             if _CREDENTIALS.unpack(data)[1] != os.getuid():
