@@ -24,11 +24,10 @@ import math
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import uvloop
 
@@ -41,6 +40,7 @@ from bootstrap.run_files import files_to_serve
 from bootstrap.swarm_view import SwarmView
 from p2ptrain.admission.author import LINK_FILE
 from p2ptrain.base import cgroups, descriptors, files
+from p2ptrain.base.background import in_background
 from p2ptrain.base.errors import HomeError, JoinLinkError, NetworkError, UserError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.base.logging_setup import logging_installed
@@ -208,7 +208,8 @@ class EntryPoint:
                 page.callback(self._view.save, self._kept, self._say)
             try:
                 await self._supervisor.start()
-                await _first_of(stop.wait(), self._supervisor.run())
+                async with in_background(self._supervisor.run()):
+                    await stop.wait()
             finally:
                 await self._supervisor.close()
         self._say("bootstrap", "stopped")
@@ -278,7 +279,8 @@ class EntryPoint:
         if self._options.page is not None:
             tasks.append(self._view.keep(self._kept, self._say))
             tasks.append(self._view.ask(P2PTransport(node, FIGURES_PROTOCOL, LIMITS, self._rates), Random()))
-        await _first_of(node.died(), *tasks)
+        async with in_background(*tasks):
+            await node.died()
 
     def _node_died(self, why: str, pause_s: float) -> None:
         self._say("bootstrap", f"p2pd ended ({why.rstrip('.')}); starting it again in {pause_s:.0f} s")
@@ -350,19 +352,6 @@ def _stop_event(say: Say) -> asyncio.Event:
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         loop.add_signal_handler(signal.SIGHUP, stopped)
     return stop
-
-
-async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:
-    """Wait until one of them is done, and cancel the others. Raises what one of them raised."""
-    tasks = [asyncio.ensure_future(each) for each in waits]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-    for task in done:
-        task.result()
 
 
 def _check_no_peer(path: Path) -> None:

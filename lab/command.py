@@ -39,12 +39,13 @@ from lab.script import Script, script_of
 from lab.stages import TOKEN, StageName, hosts_on_side, page_argument, page_token
 from lab.suspension import processes_with
 from p2ptrain.base import files
-from p2ptrain.base.errors import DeviceError, HomeError, OutputError, ScenarioError, UserError
+from p2ptrain.base.errors import DeviceError, HomeError, OutputError, UserError
 from p2ptrain.base.text import PLAIN_WIDTH
 from peer.owner.settings import COMPILE_VARIABLE
 from peer.testnet.plan import Plan, claimed, lay_out
 from peer.testnet.processes import PACKAGES
 from peer.testnet.report import machine
+from sim.errors import ScenarioError
 
 EXIT_FAILED = 1
 FOLDER_PREFIX = "p2pt-lab-"

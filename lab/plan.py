@@ -7,9 +7,9 @@ from typing import Any
 from lab.scenario import DISK_BREAKAGES, NETWORK_EVENTS, RealGroup, RealScenario
 from lab.script import Script
 from lab.stages import StageName, own_latency
-from p2ptrain.base.errors import ScenarioError
 from p2ptrain.manifest import Manifest, preset, with_changes
 from p2ptrain.recipes import RECIPES
+from sim.errors import ScenarioError
 from sim.scenario_file import by_name
 
 MOST_PEERS = 64

@@ -5,10 +5,9 @@ port              real                            in memory
 ================  ==============================  ====================================
 InnerTask         train.inner.LanguageModelTask   sim.learners.QuadraticTask
 RemoteInnerTask   peer.training.RemoteTask        none: such a task is in this process
-ExchangePayloads  train.payloads.Payloads         sim.counting.CountingLearner
-PieceStore        train.sketch.LocalPieceStore  the same
-DonorWeights      train.payloads.Payloads         the same, with small tensors
-Deliveries        train.inbox.Inbox               sim.counting.CountingLearner
+ExchangePayloads  host.payloads.Payloads          sim.counting.CountingLearner
+DonorWeights      host.payloads.Payloads          the same, with small tensors
+Deliveries        host.inbox.Inbox                sim.counting.CountingLearner
 Link              net.links.StreamLink            tests: memory_network.MemoryLink
 Transport         net.transport.P2PTransport      tests: memory_network.MemoryTransport
 Directory         net.directory.DhtDirectory      tests: memory_network.MemoryDirectory
@@ -18,8 +17,10 @@ Notebook          base.telemetry.EventLog         base.telemetry.MemoryLog
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from p2ptrain.base.errors import RemoteError
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class InnerTask(Protocol):
-    """Inner optimization: a model's flat weights and one training step on them. Owned by the trainer thread."""
+    """Inner optimization: a model's flat weights and one training step on them. Owned by the training thread."""
 
     @property
     def theta(self) -> Tensor:
@@ -81,8 +82,24 @@ class RemoteInnerTask(InnerTask, Protocol):
         """Add a displacement to a piece of the weights, and to ``theta`` if it is shared."""
 
 
+GoesOn = Callable[[int, int], bool]
+"""Called after each batch of a held-out text with the tokens read and wanted; False: read no further."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutLoss:
+    """Held-out loss, and the text that it was read from."""
+
+    value: float  # mean cross entropy in nats per predicted token
+    tokens: int  # tokens that were read; of dialogues only the answers are predicted
+    of: int  # predicted tokens that are read without a limit: data.split.HELD_OUT_TOKENS, or all if there are fewer
+
+
+NOT_READ = HeldOutLoss(math.nan, 0, 0)
+
+
 class HeldOut(Protocol):
-    """Evaluation of the current fast weights. Owned by the trainer thread."""
+    """Evaluation of the current fast weights. Owned by the training thread."""
 
     @property
     def guessing(self) -> float:
@@ -174,19 +191,6 @@ class ExchangePayloads(Protocol):
         """
 
 
-class PieceStore(Protocol):
-    """Store of a donor's weights while they arrive, fp32. Any thread may call it; it may raise NetworkError."""
-
-    @property
-    def whole(self) -> Opaque:
-        """The weights, for ``DonorWeights.check_weights`` and ``Deliveries.adopt`` once all pieces are here."""
-
-    def store(self, span: Span, piece: bytearray) -> None: ...
-
-    def sketch(self, span: Span, seed: int) -> bytes:
-        """Return the sketch of a stored piece, to compare with another donor's."""
-
-
 class DonorWeights(Protocol):
     """Slow weights for newcomers, and the check of a donor's. Any thread may call it."""
 
@@ -202,11 +206,8 @@ class DonorWeights(Protocol):
     def sketch(self, span: Span, seed: int) -> bytes:
         """Return the sketch of a piece of the current weights, to compare with another donor's."""
 
-    def new_download(self) -> PieceStore:
-        """Return a store for a donor's weights; it frees them once nothing refers to it."""
-
     def check_weights(self, parts: Opaque) -> None:
-        """Raise RemoteError unless a donor's weights (``PieceStore.whole``) may replace ours."""
+        """Raise RemoteError unless a donor's weights (``host.sketch.PieceStore.whole``) may replace ours."""
 
 
 class LearnerPayloads(ExchangePayloads, DonorWeights, Protocol):

@@ -1,7 +1,6 @@
 """The peer application: a node of the swarm, and the trainer that it starts.
 
-This package only wires things together. The main thread lets the trainer make inner steps and makes outer ones
-(``p2ptrain.train.loop``), one network thread runs uvloop with p2pd, the DHT and the protocol core's driver
-(``network``), and a small pool encodes and decodes. They communicate through the learner's queue and ``Driver.post``;
-neither waits for the other.
+This package only wires things together. One uvloop in the main thread runs p2pd, the DHT, the protocol core's driver
+(``p2ptrain.net``) and the owner's control; the training thread asks the trainer for inner steps and makes outer ones
+(``p2ptrain.host.loop``).
 """

@@ -43,7 +43,7 @@ _CURED_BY_INVITE = (Refusal.NO_INVITE, Refusal.NOT_GENUINE, Refusal.LATE, Refusa
 class AdmissionClient:
     """Admission of one peer to one run. ``gate`` is None if the run is open.
 
-    ``enter`` runs in the network loop before anything else of the run, ``update`` for as long as the peer runs.
+    ``enter`` runs before anything else of the run, ``update`` for as long as the peer runs.
     """
 
     def __init__(

@@ -46,7 +46,7 @@ RETURN_S = 1.0
 
 
 class Contributions:
-    """Counts exchanges, asks partners to sign receipts, and signs theirs. Runs in the network loop.
+    """Counts exchanges, asks partners to sign receipts, and signs theirs. Runs in the loop.
 
     Args:
         position: returns this peer's outer step and its tokens.

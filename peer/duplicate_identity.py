@@ -67,7 +67,7 @@ def _micros(issued_at: float) -> int:
 
 
 class IdentityWatch:
-    """Watches for records of this identity that others issued. Runs in the network loop."""
+    """Watches for records of this identity that others issued. Runs in the loop."""
 
     def __init__(
         self,

@@ -222,7 +222,7 @@ class Addresses:
 
 
 class AddressBook:
-    """Keeps ``addresses.json`` up to date. Runs in the network loop only, so writes never overlap."""
+    """Keeps ``addresses.json`` up to date. Runs in the loop only, so writes never overlap."""
 
     def __init__(self, home: Home, current: Callable[[], Addresses]) -> None:
         self._home = home

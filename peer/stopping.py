@@ -24,8 +24,8 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Self
 
+from p2ptrain.host.loop import Signals
 from p2ptrain.ports import Notebook
-from p2ptrain.train.loop import Signals
 
 DOUBLED_S = 0.5
 """Seconds within which a second SIGTERM counts as the first. Guess: the delays between service
@@ -47,7 +47,8 @@ class Stopping:
         self._wake: Callable[[], None] | None = None
         self._has_failed = False
         self._asked: tuple[int, float] | None = None
-        self._handled: list[int] = []
+        self._has_cancelled = False
+        self._before: dict[int, Any] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._fault: BaseException | None = None
 
@@ -56,14 +57,15 @@ class Stopping:
         assert task is not None
         self._stopped, self._loop = task, asyncio.get_running_loop()
         ignores_hangup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        self._handled = [signal.SIGINT, signal.SIGTERM, *([] if ignores_hangup else [signal.SIGHUP])]
-        for number in self._handled:
+        for number in [signal.SIGINT, signal.SIGTERM, *([] if ignores_hangup else [signal.SIGHUP])]:
+            self._before[number] = signal.getsignal(number)
             self._loop.add_signal_handler(number, self._signalled, number)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        for number in self._handled:
+        for number, handler in self._before.items():
             self._loop.remove_signal_handler(number)
+            signal.signal(number, handler)
         for task in self._tasks:
             task.cancel()
         is_stopped = error is None or isinstance(error, asyncio.CancelledError)
@@ -71,7 +73,7 @@ class Stopping:
             raise KeyboardInterrupt from None
         if is_stopped and self._fault is not None:
             raise self._fault
-        return isinstance(error, asyncio.CancelledError) and self._asked is not None
+        return isinstance(error, asyncio.CancelledError) and self._has_cancelled
 
     @contextlib.contextmanager
     def handling_errors(self) -> Iterator[None]:
@@ -91,6 +93,7 @@ class Stopping:
         """Make the first signal set ``Signals.stop`` and call ``wake``. Raises CancelledError if it came before."""
         self._wake = wake
         if self._signals.stop.is_set():  # a library has lost the exception
+            self._has_cancelled = True
             raise asyncio.CancelledError
 
     def watch(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -112,7 +115,7 @@ class Stopping:
             if number == signal.SIGHUP or (number == first == signal.SIGTERM and now - then < DOUBLED_S):
                 return
             self.is_hasty = True
-            self._stopped.cancel()
+            self._cancel()
             for each in (signal.SIGINT, signal.SIGTERM):  # a third one ends the process if the cleanup hangs
                 self._loop.remove_signal_handler(each)
                 signal.signal(each, signal.SIG_DFL)
@@ -127,4 +130,8 @@ class Stopping:
         if self._wake is not None:
             self._wake()
         elif not self._has_failed:
-            self._stopped.cancel()
+            self._cancel()
+
+    def _cancel(self) -> None:
+        self._has_cancelled = True
+        self._stopped.cancel()

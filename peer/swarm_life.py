@@ -117,7 +117,6 @@ def life_in_swarm(
             work,
             record.notebook,
             contributions.taken,
-            new_store=learner.payloads.new_download,
             wanted=session.held,
         ),
     )

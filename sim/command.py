@@ -12,10 +12,10 @@ import click
 
 from p2ptrain.base import files
 from p2ptrain.base.device_names import DEVICE_WORDS
-from p2ptrain.base.errors import ScenarioError
 from p2ptrain.base.imports import command_imports
 from p2ptrain.base.telemetry import LossyStream
 from p2ptrain.base.text import PLAIN_WIDTH, printable
+from sim.errors import ScenarioError
 
 if TYPE_CHECKING:
     from rich.console import Console

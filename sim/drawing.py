@@ -8,7 +8,7 @@ from pathlib import Path
 
 from p2ptrain.base import files
 from p2ptrain.base.documents import install_extra
-from p2ptrain.base.errors import ScenarioError
+from sim.errors import ScenarioError
 from sim.report import SimulationReport
 from sim.tables import title
 

@@ -7,11 +7,18 @@ step takes microseconds, so that whole swarms fit into a unit test.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from p2ptrain.train.inner import InnerStepResult
+
+@dataclass(frozen=True, slots=True)
+class InnerStepResult:
+    """Loss in nats a token, before the step, and the tokens of the step."""
+
+    loss: float
+    tokens: int
 
 
 class QuadraticTask:

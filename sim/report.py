@@ -9,11 +9,11 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from p2ptrain.base import files
-from p2ptrain.base.errors import ScenarioError
 from p2ptrain.base.files import cause
 from p2ptrain.base.text import printable
 from p2ptrain.manifest.faults import error_lines
 from p2ptrain.manifest.section import Section
+from sim.errors import ScenarioError
 
 REPORT_VERSION = 1
 """Version of the format, raised with every field that another version would misread."""

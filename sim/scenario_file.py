@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from p2ptrain.base.documents import document
-from p2ptrain.base.errors import ScenarioError
 from p2ptrain.base.files import cause
 from p2ptrain.base.text import printable
 from p2ptrain.manifest.document import read_toml
 from p2ptrain.manifest.faults import error_lines, shown
+from sim.errors import ScenarioError
 from sim.scenario import Scenario
 
 S = TypeVar("S", bound=Scenario)

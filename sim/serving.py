@@ -13,13 +13,14 @@ from contextlib import suppress
 from math import isfinite
 from typing import Any
 
-from p2ptrain.base.errors import OutputError, ScenarioError
+from p2ptrain.base.errors import OutputError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.page.listen_address import ListenAddress
 from p2ptrain.page.server import PageServer
 from p2ptrain.page.untrusted import words
 from p2ptrain.page.view import ExchangeRow, FailureRow, PeerRow, RunFacts, View, plain
 from p2ptrain.ports import Notebook
+from sim.errors import ScenarioError
 from sim.population import Member
 from sim.report import SimulationReport
 from sim.scenario import Scenario

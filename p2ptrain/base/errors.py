@@ -57,10 +57,6 @@ class DeviceError(UserError):
     """The model does not fit, or the device or platform cannot run it."""
 
 
-class ScenarioError(UserError):
-    """A simulation's scenario or report is malformed, impossible or of another version."""
-
-
 class OutputError(UserError):
     """A command's output cannot be written: the disk is full or the terminal has closed."""
 
@@ -78,7 +74,16 @@ class NetworkError(P2pTrainError):
 
 
 class TrainerAwayError(P2pTrainError):
-    """There is no trainer at this moment; another one is being started."""
+    """There is no trainer at this moment; another one is being started.
+
+    Args:
+        is_torn: whether the last one died while it moved the fast weights, so that some of them have made its last
+            step and others have not.
+    """
+
+    def __init__(self, is_torn: bool = False) -> None:
+        super().__init__("the trainer is being replaced")
+        self.is_torn = is_torn
 
 
 class UnbegunError(NetworkError):

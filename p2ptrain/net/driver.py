@@ -116,10 +116,7 @@ class Driver:
             work=work,
             weight_server=environment.weight_server
             or WeightServer(learner.payloads, work, environment.clock, held=core.held),
-            downloader=environment.downloader
-            or Downloader(
-                None, sizes, work, environment.notebook, new_store=learner.payloads.new_download, wanted=core.held
-            ),
+            downloader=environment.downloader or Downloader(None, sizes, work, environment.notebook, wanted=core.held),
             donors=self._donors,
             keepers=lambda: core.keepers(environment.clock()),
             heard=self._heard,

@@ -17,12 +17,12 @@ from typing import Any
 
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, short
+from p2ptrain.host.sketch import SKETCH_BYTES, PieceStore, distance
 from p2ptrain.net.payload import receive_payload
 from p2ptrain.net.rpc import send_message
-from p2ptrain.ports import Link, Notebook, Opaque, PieceStore
+from p2ptrain.ports import Link, Notebook, Opaque
 from p2ptrain.swarm.download_plan import Action, Cancel, Compare, DownloadPlan, Fetch, Span, cut
 from p2ptrain.swarm.keeping import words
-from p2ptrain.train.sketch import SKETCH_BYTES, distance
 
 SKETCH_DEADLINE_S = 60.0
 """Timeout of a comparison, dialing included. Guess: measure sketches of large pieces on slow
@@ -58,7 +58,6 @@ class Downloader:
         work: runs a function off the event loop.
         notebook: receives notes on the number of donors, on repeated requests and on weights that no donor confirmed.
         taken: called with each donor and its bytes of weights.
-        new_store: returns a store for the pieces of a model (``DonorWeights.new_download``).
         wanted: the fragments to take; None: all.
     """
 
@@ -70,10 +69,8 @@ class Downloader:
         notebook: Notebook,
         taken: Callable[[PeerId, int], None] = lambda peer, size: None,
         *,
-        new_store: Callable[[], PieceStore],
         wanted: frozenset[int] | None = None,
     ) -> None:
-        self._new_store = new_store
         self._wanted = frozenset(range(len(sizes))) if wanted is None else wanted
         self._dial = dial
         self._sizes = tuple(sizes)
@@ -107,7 +104,8 @@ class Downloader:
         giver, now = accepted.peer, asyncio.get_running_loop().time()
         kept, self._kept = self._kept, None
         if kept is None or now - kept.since > KEEP_S:
-            kept = _ReceivedWeights(self._new_store(), {}, now)
+            held_sizes = [size if each in self._wanted else 0 for each, size in enumerate(self._sizes)]
+            kept = _ReceivedWeights(PieceStore(held_sizes), {}, now)
         channels = {giver: self._channel(giver, others.get(giver, ()), accepted)}
         if self._dial is not None:
             channels |= {peer: self._channel(peer, places) for peer, places in others.items() if peer != giver}
@@ -120,8 +118,7 @@ class Downloader:
         try:
             await download.run()
         finally:
-            is_stored = not isinstance(download.failure, NetworkError)
-            if is_stored and download.plan.here and (giver in download.plan.dropped or not download.plan.is_done):
+            if download.plan.here and (giver in download.plan.dropped or not download.plan.is_done):
                 self._keep(_ReceivedWeights(kept.pieces, download.plan.here, kept.since))
         self._check(download.plan, giver)
         self._tell(download.plan, asyncio.get_running_loop().time() - now)
@@ -201,7 +198,7 @@ class _Download:
         self._pieces = kept.pieces
         self._work = work
         self._taken = taken
-        self.failure: RemoteError | NetworkError | None = None
+        self.failure: RemoteError | None = None
         self._outcomes: asyncio.Queue[Callable[[], Awaitable[list[Action]]]] = asyncio.Queue()
         self._running: dict[tuple[PeerId, int, bool], asyncio.Task[None]] = {}
         """Tasks by donor, piece, and whether they compare: a donor may have one of each for a piece."""
@@ -270,16 +267,8 @@ class _Download:
         span, seed = self._spans[number], secrets.randbits(63)
         async with asyncio.timeout(SKETCH_DEADLINE_S):
             theirs = await self._comparison_channels[donor].ask(["sketch", number, seed], SKETCH_BYTES)
-        try:
-            ours = await self._work(self._pieces.sketch, span, seed)
-        except NetworkError as error:  # a rank of this peer fails, not the donor
-            self._outcomes.put_nowait(partial(self._fail, error))
-        else:
-            self._outcomes.put_nowait(partial(self._judge, donor, number, distance(ours, bytes(theirs))))
-
-    async def _fail(self, error: NetworkError) -> list[Action]:
-        self.failure = error
-        return []
+        ours = await self._work(self._pieces.sketch, span, seed)
+        self._outcomes.put_nowait(partial(self._judge, donor, number, distance(ours, bytes(theirs))))
 
     async def _judge(self, donor: PeerId, number: int, far: float) -> list[Action]:
         return self.plan.compared(donor, number, far, _now())
@@ -289,10 +278,7 @@ class _Download:
         span, lacked = self._spans[number], number not in self.plan.here
         actions = self.plan.fetched(donor, number, _now())
         if lacked and number in self.plan.here:
-            try:
-                await self._work(self._pieces.store, span, piece)
-            except NetworkError as error:  # a rank of this peer fails, not the donor
-                self.failure = error
+            await self._work(self._pieces.store, span, piece)
             self._taken(donor, span.size)
         return actions
 

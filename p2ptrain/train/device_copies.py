@@ -16,6 +16,8 @@ from torch import Tensor
 class Event(Protocol):
     """What an ``Arrival`` needs of ``torch.cuda.Event``."""
 
+    def query(self) -> bool: ...
+
     def synchronize(self) -> None: ...
 
 
@@ -25,6 +27,10 @@ class Arrival:
 
     tensors: tuple[Tensor, ...]  # not to be read before ``wait``
     event: Event | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        return self.event is None or self.event.query()
 
     def wait(self) -> tuple[Tensor, ...]:
         if self.event is not None:

@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +22,11 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.data.corpus import Corpus
 from p2ptrain.data.split import HELD_OUT_TOKENS
-from p2ptrain.ports import Clock
+from p2ptrain.ports import Clock, GoesOn, HeldOutLoss
 from p2ptrain.train.autofit import Placement
 from p2ptrain.train.batches import CorpusReader
 from p2ptrain.train.cross_entropy import summed_cross_entropy
-from p2ptrain.train.evaluate import BATCH_LOGITS, GoesOn, HeldOutLoss, batches_to_skip, tokens_to_read
+from p2ptrain.train.evaluate import BATCH_LOGITS, batches_to_skip, tokens_to_read
 from p2ptrain.train.inner import CLIP_EPSILON, LanguageModelTask
 from p2ptrain.train.model import autocast_to
 from p2ptrain.train.ranks import Ranks
@@ -144,8 +144,8 @@ class StagedTask(LanguageModelTask):
         parts, stage = parts_of(batch[self._own]), self.stage_model.stage
         given = (parts.inputs,) if stage.is_first else ()
         target = parts.labels.contiguous() if stage.is_last else None
-        losses: list[Tensor] = []
-        self._schedule.step(*given, target=target, losses=losses, return_outputs=False, **parts.arguments)
+        losses, arguments = list[Tensor](), dict[str, Any](parts.arguments)
+        self._schedule.step(*given, target=target, losses=losses, return_outputs=False, **arguments)
         self._sum_tied_gradients()
         self.ranks.sum_replicas(self._gradient)
         if self.loss_scale.is_dynamic:

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,14 @@ with large_imports():
     from p2ptrain.train.staged import StagedTask
     from p2ptrain.train.stages import StageModel, stage_model
     from p2ptrain.trainer.attached import LOST, Attachment, LogLines
+    from p2ptrain.trainer.host_vector import HostVector
     from p2ptrain.trainer.line import LineClosedError
     from peer.capacity import activation_bytes, check_memory, compiler_fault, explained
     from peer.home import Home
     from peer.initial_weights import load_initial
     from peer.training.agreement import agree
-    from peer.training.plan import OWNERS_FAULT, REMOTE, VECTORS, RemotePlan, TrainerPlan
+    from peer.training.plan import OWNERS_FAULT, REMOTE, VECTORS, TrainerPlan, with_own
+    from peer.training.remote_pieces import RemotePieces
 
 ANSWERS = ("step", "losses", "restore", "load", "store", "add", "tried", "held_out", "sample", "finish", "idle")
 """Questions that a trainer answers, by methods of these names."""
@@ -60,8 +63,8 @@ READING_S = 0.5
 class LanguageTrainer:
     """Answers of the language model's trainer, or of one of its ranks.
 
-    Where nobody else has the same weights, a rank on the CPU computes in the host vector. Others, as cards, copy its
-    weights by ``load`` and ``store``.
+    If all ranks are on this computer's CPU and nobody else has the same weights, they compute in the host vector.
+    Others, as cards, copy its weights by ``load`` and ``store``.
 
     Args:
         attachment: this process's place at its node; None: the node is on another computer, with rank 0.
@@ -108,18 +111,23 @@ class LanguageTrainer:
             begin = 0 if stage is None else stage.offset
             self._piece = slice(begin, begin + model.layout.total)
             """Of the host vector, which this rank trains."""
-            self._host, is_new = (None, True) if attachment is None else attachment.host_vector(whole, len(VECTORS))
+            host: HostVector | None = None
+            is_new = True
+            if attachment is not None:
+                host, is_new = attachment.host_vector(whole, len(VECTORS))
             if ranks is not None:
                 is_new = ranks.share(is_new)
-            if self._host is None:
+            if host is None:
                 vectors = [torch.zeros(model.layout.total) for _ in VECTORS]
             else:
-                vectors = [self._host.vector(number)[self._piece] for number in range(len(VECTORS))]
+                vectors = [host.vector(number)[self._piece] for number in range(len(VECTORS))]
             theta, first, second, self._displacement = vectors
             self._stores = ranks is None or ranks.replica == 0
             if is_new and self._stores:
                 theta.copy_(model.theta)
-            is_shared = device.type == "cpu" and plan.shares and self._stores and self._host is not None
+            is_shared = device.type == "cpu" and plan.shares and self._stores and host is not None
+            if ranks is not None:  # else the host vector would have slices of different ages
+                is_shared = all(ranks.gather(is_shared))
             if is_shared:
                 model = in_memory(model, theta)
                 stage = None if stage is None else replace(stage, flat=model)
@@ -129,23 +137,24 @@ class LanguageTrainer:
                 self._task = LanguageModelTask(model, *rest, placement, moments)
             else:
                 self._task = StagedTask(stage, ranks, *rest, agreed.placement, agreed.counts, moments)
-        self._ranks = ranks
-        self._copies = vectors
+        if is_shared and host is not None:
+            self._task.moving = partial(host.moving, 0 if ranks is None else ranks.rank)
         self._vectors = None if is_shared else (theta, first, second)
         card = None if attachment is None else accelerator.card_name(device)
-        own = is_shared, str(device), card, self._host is None, self._piece.start, self._piece.stop
+        own = str(device), card, host is None, self._piece.start, self._piece.stop
         all_ranks = [own] if ranks is None else ranks.gather(own)  # and all have written their weights
-        self._shares = all(each[0] for each in all_ranks)
-        self._device_name = " + ".join(each[1] for each in all_ranks)
-        self._cards = [each[2] for each in all_ranks if each[2] is not None]
+        self._shares = is_shared
+        self._device_name = " + ".join(each[0] for each in all_ranks)
+        self._cards = [each[1] for each in all_ranks if each[1] is not None]
         if ranks is not None and ranks.mesh.replicas > 1:
             self._device_name += f" ({ranks.mesh})"
-        self._remote = [(rank, slice(*each[4:])) for rank, each in enumerate(all_ranks) if each[3]]
-        """Ranks on other computers, and their pieces of the host vector."""
+        pieces = {rank: slice(*each[3:]) for rank, each in enumerate(all_ranks) if each[2]}
+        self._elsewhere = RemotePieces(ranks, pieces, host, vectors)
+        """Of ranks on other computers."""
         self.is_final = False
         """Whether the run has ended."""
         if is_new:
-            self._bring(range(1))
+            self._elsewhere.bring(range(1))
         self._attachment = attachment
         self._tokens = training.tokens_per_step
         self._results: deque[ArrivingStepResult] = deque()
@@ -171,12 +180,8 @@ class LanguageTrainer:
 
     def begin(self) -> dict[str, Any]:
         """Return the first answer."""
-        return {
-            "guessing": self._tried.guessing,
-            "shares": self._shares,
-            "cards": self._cards,
-            **self._state(),
-        }
+        own = {"guessing": self._tried.guessing, "shares": self._shares, "cards": self._cards}
+        return own | self._state()
 
     def step(self, progress: float, remaining_s: float | None) -> dict[str, Any]:
         """Make one inner step; return the losses that have arrived, of this step or of earlier ones, in order.
@@ -195,7 +200,7 @@ class LanguageTrainer:
     def restore(self, counters: list[int], loss_scale: list[float]) -> dict[str, Any]:
         """Go on with the weights and moments of the host vector and these counters."""
         own = self._task.state_dict()
-        self._fetch(range(3))
+        self._elsewhere.fetch(range(3))
         if self._vectors is not None:
             theta, own["first_moment"], own["second_moment"] = self._vectors
             self._task.theta.copy_(theta)
@@ -206,25 +211,28 @@ class LanguageTrainer:
 
     def load(self) -> dict[str, Any]:
         """Copy the weights from the host vector, where they are not that already."""
-        self._fetch(range(1))
+        self._elsewhere.fetch(range(1))
         if self._vectors is not None:
             self._task.theta.copy_(self._vectors[0])
         return {}
 
     def store(self, moments: bool) -> dict[str, Any]:
-        """Copy the weights, and perhaps the moments, to the host vector, where they are not that already."""
-        if self._vectors is not None and self._stores:
-            self._vectors[0].copy_(self._task.theta)
-            if moments:
+        """Copy the weights to the host vector's last vector, of which the node copies them: it never has half of them.
+
+        With ``moments``, copy these, too, to their own place.
+        """
+        if self._stores:
+            self._displacement.copy_(self._task.theta)
+            if moments and self._vectors is not None:
                 state = self._task.state_dict()
                 self._vectors[1].copy_(state["first_moment"])
                 self._vectors[2].copy_(state["second_moment"])
-        self._bring(range(3 if moments else 1))
+        self._elsewhere.bring(range(1 if moments else 3, 4))
         return self._state()
 
     def add(self, start: int, stop: int) -> dict[str, Any]:
         """Add a piece of the host vector's displacement to the weights."""
-        self._fetch(range(3, 4), slice(start, stop))
+        self._elsewhere.fetch(range(3, 4), slice(start, stop))
         begin, end = (min(max(each - self._piece.start, 0), len(self._displacement)) for each in (start, stop))
         self._task.theta[begin:end].add_(self._displacement[begin:end].to(self._task.theta.device))
         return {}
@@ -266,27 +274,6 @@ class LanguageTrainer:
         self.is_final = True
         return {}
 
-    def _fetch(self, numbers: range, within: slice = slice(0, sys.maxsize)) -> None:
-        """Let ranks on other computers have their pieces of some of the host vectors, where these are ``within``."""
-        for rank, piece in self._remote:
-            begin, end = max(piece.start, within.start), min(piece.stop, within.stop)
-            for number in numbers if begin < end else ():
-                if self._host is not None and self._ranks is not None and self._ranks.rank == 0:
-                    self._ranks.send_to(self._host.vector(number)[begin:end], rank)
-                elif self._ranks is not None and self._ranks.rank == rank:
-                    self._ranks.receive_from(self._copies[number][begin - piece.start : end - piece.start], 0)
-
-    def _bring(self, numbers: range) -> None:
-        """Write the pieces of ranks on other computers to some of the host vectors."""
-        for rank, piece in self._remote:
-            if self._ranks is None or self._ranks.mesh.replica(rank):
-                continue  # the first replica has the same
-            for number in numbers:
-                if self._host is not None and self._ranks.rank == 0:
-                    self._ranks.receive_from(self._host.vector(number)[piece], rank)
-                elif self._ranks.rank == rank:
-                    self._ranks.send_to(self._copies[number], 0)
-
     def _is_training(self) -> bool:
         return self._is_stepping or time.monotonic() - self._stepped_at < RESTING_S
 
@@ -326,13 +313,6 @@ def _run_of(plan: TrainerPlan) -> SignedManifest:
     return signed
 
 
-def _own(plan: TrainerPlan, rank: int) -> TrainerPlan:
-    """Return the plan of a rank on another computer, with what that computer's owner has named."""
-    own = RemotePlan.model_validate_json(os.environ[REMOTE])
-    devices = tuple(own.device if each == rank else name for each, name in enumerate(plan.devices))
-    return plan.model_copy(update={**own.model_dump(exclude={"device"}), "devices": devices})
-
-
 def live(attachment: Attachment | None) -> None:
     """Train until the node closes the line. Raises UserError."""
     if launched_ranks() == 1:
@@ -347,13 +327,14 @@ def live(attachment: Attachment | None) -> None:
     plan = _planned(ranks.share(given))
     run = ranks.share(_run_of(plan).to_bytes().hex() if ranks.rank == 0 else None)
     if attachment is None:
-        plan = _own(plan, ranks.rank)
+        plan = with_own(plan, ranks.rank)
     trainer = LanguageTrainer(attachment, plan, SignedManifest.from_bytes(bytes.fromhex(run)).manifest, ranks)
     answers = {name: getattr(trainer, name) for name in ANSWERS}
     if ranks.rank == 0:
         assert attachment is not None
         together = {name: ranks.together(name, each) for name, each in answers.items()}
-        attachment.serve(trainer.begin(), together, together["idle"])
+        with contextlib.suppress(LineClosedError):
+            attachment.serve(trainer.begin(), together, together["idle"])
         ranks.end()
         return
     if attachment is None:
@@ -377,6 +358,13 @@ def _fail(attachment: Attachment | None, kind: str, error: Exception) -> None:
 
 def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a service manager stops all processes; the node still saves
+    try:
+        return _main()
+    except LineClosedError:  # the node has ended, or has closed the line
+        return 0
+
+
+def _main() -> int:
     with contextlib.suppress(OSError):  # not Linux, or /proc is read-only
         Path("/proc/self/oom_score_adj").write_text(KILLED_FIRST, encoding="ascii")
     if launched_ranks() > 1:
@@ -386,8 +374,6 @@ def main() -> int:
         logging.getLogger().addHandler(LogLines(attachment))
     try:
         live(attachment)
-    except LineClosedError:
-        return 0
     except UserError as error:
         _fail(attachment, "user", error)
         return OWNERS_FAULT

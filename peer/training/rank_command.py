@@ -24,7 +24,7 @@ from p2ptrain.base.text import UserPath
 from p2ptrain.ports import Notebook
 from peer.options import FILE, WEIGHTS
 from peer.training.lan_address import LanAddress
-from peer.training.plan import OWNERS_FAULT, REMOTE, RemotePlan
+from peer.training.plan import OWNERS_FAULT, RemotePlan
 
 POLL_S = 0.2
 
@@ -110,7 +110,10 @@ def take_part(leader: LanAddress, number: int, own: RemotePlan, notebook: Notebo
     while not stop.is_set():
         notebook.note("waiting for the leader", leader=str(leader))
         began = time.monotonic()
-        process = subprocess.Popen(launched(*command, **{REMOTE: own.model_dump_json()}), stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            launched(*command, P2PTRAIN_RANK=own.model_dump_json(), TORCH_CPP_LOG_LEVEL="ERROR"),
+            stdin=subprocess.DEVNULL,
+        )
         while process.poll() is None and not stop.wait(POLL_S):
             pass
         kill_tree(process)

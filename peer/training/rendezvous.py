@@ -196,16 +196,13 @@ class Rendezvous(RendezvousHandler):
 def own_interface(leader: LanAddress) -> str:
     """Return the name of this computer's interface towards the leader, by which gloo and NCCL reach it.
 
-    Raises DeviceError if there is no way to it.
+    Waits until there is a way to it.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
+    while True:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
             probe.connect((leader.host, leader.port))
-        except OSError as error:
-            raise DeviceError(
-                f"This computer has no way to {leader.host}: {error.strerror}.", "Join the leader's network first."
-            ) from error
-        return interface_of(probe.getsockname()[0])
+            return interface_of(probe.getsockname()[0])
+        time.sleep(DIAL_S)
 
 
 def _key(node: int) -> str:

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from p2ptrain.outer.flat import FlatLayout, flatten_module
-from p2ptrain.train.inner import InnerStepResult
 from p2ptrain.train.model import build_module
 from p2ptrain.train.optimizer import FlatOptimizer, muon_parameters
 from p2ptrain.train.schedule import learning_rate
+from sim.learners import InnerStepResult
 from sim.lm.native import NativeLlama
 from sim.lm.stacked import StackedLlama
 from sim.lm.text import Part, Text, TextShare

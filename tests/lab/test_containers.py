@@ -24,8 +24,9 @@ from lab.run_record import RunRecord
 from lab.scenario import parse
 from lab.script import script_of
 from lab.stages import page_argument
-from p2ptrain.base.errors import DeviceError, HomeError, ScenarioError, UserError
+from p2ptrain.base.errors import DeviceError, HomeError, UserError
 from peer.testnet.plan import lay_out
+from sim.errors import ScenarioError
 
 DOCKER = """#!{python}
 import json, os, sys

@@ -16,8 +16,8 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from p2ptrain.base.errors import ScenarioError
 from peer.testnet import testnet as command
+from sim.errors import ScenarioError
 
 SCENARIOS = Path(__file__).parent.parent / "scenarios"
 COMMAND = [str(Path(sys.executable).parent / "p2ptrain"), "testnet"]

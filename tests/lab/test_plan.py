@@ -15,9 +15,9 @@ from lab.resource_monitor import FIGURES
 from lab.scenario import Breakage, WireLie
 from lab.script import script_of
 from lab.stages import StageName
-from p2ptrain.base.errors import ScenarioError
 from p2ptrain.swarm import PRESENCE_LIFETIME_S
 from peer.saving import SAVE_PERIOD_S
+from sim.errors import ScenarioError
 from sim.lm.language import description
 from sim.scenario import Lie
 from sim.scenario_file import changed

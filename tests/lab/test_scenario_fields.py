@@ -9,8 +9,8 @@ import pytest
 
 from lab import scenario as scenarios
 from lab.scenario import Limit, RealGroup, RealScenario
-from p2ptrain.base.errors import ScenarioError
 from sim import scenario_file
+from sim.errors import ScenarioError
 from sim.scenario import Group, Scenario
 from sim.scenario_file import changed
 

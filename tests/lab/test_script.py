@@ -9,7 +9,7 @@ import pytest
 from lab.scenario import BOOTSTRAP, parse
 from lab.script import MAX_PEERS_PER_HOST, Act, ActKind, Script, script_of
 from lab.stages import hosts_on_side
-from p2ptrain.base.errors import ScenarioError
+from sim.errors import ScenarioError
 
 
 def script(tiny: dict[str, Any], group: dict[str, Any] | None = None, **sections: Any) -> Script:

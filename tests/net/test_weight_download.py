@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.framing import FrameKind
+from p2ptrain.host.sketch import sketch
 from p2ptrain.net.driver import at_once
 from p2ptrain.net.payload import send_payload
 from p2ptrain.net.rpc import receive_message
@@ -25,7 +25,6 @@ from p2ptrain.net.weight_download import KEEP_S, REST_S, Downloader, _DonorChann
 from p2ptrain.net.weight_server import WeightServer
 from p2ptrain.ports import Link
 from p2ptrain.swarm.download_plan import PIECE_BYTES
-from p2ptrain.train.sketch import LocalPieceStore, sketch
 
 ME, GIVER, A, B, C = (PeerId(name) for name in ("me", "giver", "a", "b", "c"))
 
@@ -111,7 +110,6 @@ def downloaded(
             at_once,
             notebook,
             around.taken,
-            new_store=partial(LocalPieceStore, sizes or [4 * N] * F),
         )
         whole = await downloader.download(accepted, dict.fromkeys([GIVER, *others], ()))
         seconds = asyncio.get_running_loop().time()
@@ -124,48 +122,6 @@ def downloaded(
 @pytest.fixture
 def notebook() -> MemoryLog:
     return MemoryLog()
-
-
-def test_a_store_that_fails_ends_the_download_and_nothing_of_it_is_kept(notebook):
-    class Failing:
-        whole = None
-
-        def store(self, span, piece):
-            raise NetworkError("rank 1 of this peer does not answer")
-
-    around = Network(honest(0), {A: honest(1)})
-
-    async def main() -> Downloader:
-        network, accepted = await around.open()
-        sizes, dial = [4 * N] * F, network.transport(ME).open
-        downloader = Downloader(dial, sizes, at_once, notebook, around.taken, new_store=Failing)
-        with pytest.raises(NetworkError, match=r"^rank 1 of this peer does not answer$"):
-            await downloader.download(accepted, {GIVER: (), A: ()})
-        return downloader
-
-    assert virtual_time.run(main())._kept is None
-
-
-def test_a_store_that_cannot_sketch_is_not_the_donors_failure(notebook):
-    class Failing:
-        whole = None
-
-        def store(self, span, piece):
-            pass
-
-        def sketch(self, span, seed):
-            raise NetworkError("rank 1 of this peer does not answer")
-
-    around = Network(honest(0), {A: honest(1)})
-
-    async def main() -> None:
-        network, accepted = await around.open()
-        sizes, dial = [4 * N] * F, network.transport(ME).open
-        downloader = Downloader(dial, sizes, at_once, notebook, around.taken, new_store=Failing)
-        with pytest.raises(NetworkError, match=r"^rank 1 of this peer does not answer$"):
-            await downloader.download(accepted, {GIVER: (), A: ()})
-
-    virtual_time.run(main())
 
 
 def places(whole: list[bytearray], weights: Mapping[PeerId, Weights]) -> list[PeerId]:
@@ -289,9 +245,7 @@ def test_what_a_failed_pull_had_fetched_is_not_asked_for_again(notebook):
         await promises.transport(A).listen(breaking(given, 3))
         await promises.transport(B).listen(counting)
         await network.transport(B).listen(copies_of(honest(1)).answer)
-        downloader = Downloader(
-            network.transport(ME).open, [4 * N] * F, at_once, notebook, new_store=partial(LocalPieceStore, [4 * N] * F)
-        )
+        downloader = Downloader(network.transport(ME).open, [4 * N] * F, at_once, notebook)
         with pytest.raises(NetworkError, match="stopped sending"):
             await downloader.download(await promises.transport(ME).open(A), {})
         await asyncio.sleep(pause_s)
@@ -318,7 +272,6 @@ def test_what_honest_donors_gave_while_the_one_that_promised_lied_is_not_asked_f
             at_once,
             notebook,
             around.taken,
-            new_store=partial(LocalPieceStore, [4 * N] * F),
         )
         others = dict.fromkeys(donors, ())
         with pytest.raises(RemoteError, match="differ too much from those of others"):
@@ -344,7 +297,7 @@ def test_a_pull_that_is_broken_off_keeps_what_it_had_for_a_while_and_leaves_no_t
             await silence(link)
 
         await promises.transport(A).listen(dripping)
-        downloader = Downloader(None, [4 * N] * F, at_once, notebook, new_store=partial(LocalPieceStore, [4 * N] * F))
+        downloader = Downloader(None, [4 * N] * F, at_once, notebook)
         link = await promises.transport(ME).open(A)
         pulling = asyncio.create_task(downloader.download(link, {}))
         await asyncio.sleep(5.0)
@@ -386,9 +339,7 @@ def test_a_stream_on_which_nothing_is_asked_is_ended_and_opened_again(notebook):
         await promises.transport(GIVER).listen(donor(0))
         await network.transport(GIVER).listen(donor(0))
         await network.transport(A).listen(donor(1))
-        downloader = Downloader(
-            network.transport(ME).open, [4 * N] * F, at_once, notebook, new_store=partial(LocalPieceStore, [4 * N] * F)
-        )
+        downloader = Downloader(network.transport(ME).open, [4 * N] * F, at_once, notebook)
         whole = await downloader.download(await promises.transport(ME).open(GIVER), {GIVER: (), A: ()})
         await asyncio.sleep(1.0)
         return whole
@@ -432,9 +383,7 @@ def test_a_promise_is_kept_though_another_was_faster_and_its_giver_is_compared(n
         await promises.transport(GIVER).listen(accepted)
         await network.transport(GIVER).listen(copies(0))
         await network.transport(A).listen(copies(1))
-        downloader = Downloader(
-            network.transport(ME).open, [4 * N] * F, at_once, notebook, new_store=partial(LocalPieceStore, [4 * N] * F)
-        )
+        downloader = Downloader(network.transport(ME).open, [4 * N] * F, at_once, notebook)
         whole = await downloader.download(await promises.transport(ME).open(GIVER), {GIVER: (), A: ()})
         await asyncio.sleep(10.0)
         return whole

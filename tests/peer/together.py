@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from p2ptrain.cli import run_command
-from p2ptrain.train.loop import Signals, train
+from p2ptrain.host.loop import Signals, train
 from peer import app
-from peer.assembly import TrainingSession
 from peer.cli import peer
 
 GO = Path(sys.argv[sys.argv.index("--home") + 1]).parent / "go" if "--home" in sys.argv else Path()
-build = app.build
 
 
 def train_from_go(learner: Any, signals: Signals, *arguments: Any) -> None:
@@ -30,11 +27,7 @@ def train_from_go(learner: Any, signals: Signals, *arguments: Any) -> None:
 
 def hold() -> None:
     """Make this process's trainer wait for the file."""
-
-    def build_held(*arguments: Any) -> TrainingSession:
-        return replace(build(*arguments), loop=train_from_go)
-
-    app.build = build_held
+    app.train = train_from_go
 
 
 if __name__ == "__main__":

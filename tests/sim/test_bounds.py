@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.base.errors import ScenarioError
 from sim import report as reports
+from sim.errors import ScenarioError
 from sim.scenario_file import changed, parse, read
 from sim.simulate import simulate
 

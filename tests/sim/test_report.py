@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from p2ptrain.base.errors import ScenarioError
 from sim import report as reports
+from sim.errors import ScenarioError
 from sim.scenario import Scenario
 from sim.simulate import simulate
 from sim.tables import by_group, changed_settings, comparison, summary

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.base.errors import ScenarioError
+from sim.errors import ScenarioError
 from sim.scenario import Scenario
 from sim.scenario_file import changed, load, parse, simulated
 from sim.simulate import simulate

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.base.errors import ScenarioError
 from p2ptrain.page.listen_address import ListenAddress
 from sim import scenario_file
+from sim.errors import ScenarioError
 from sim.serving import MOST_EVENTS, SimulationView, simulate_and_show
 from sim.simulate import begin, simulate
 from sim.simulation import Simulation

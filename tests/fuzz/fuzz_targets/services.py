@@ -9,7 +9,6 @@ import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any, cast
 
 import msgpack
@@ -41,6 +40,8 @@ from p2ptrain.base.errors import ManifestError, NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.codec import get
 from p2ptrain.framing import FrameKind
+from p2ptrain.host.payloads import Payloads, Snapshot
+from p2ptrain.host.sketch import SKETCH_BYTES
 from p2ptrain.manifest.signing import SignedManifest
 from p2ptrain.net import (
     address,
@@ -59,8 +60,6 @@ from p2ptrain.net.weight_download import Downloader
 from p2ptrain.net.weight_server import WeightServer
 from p2ptrain.page.metrics import exposition
 from p2ptrain.receipts import Book, Objection, Receipt
-from p2ptrain.train.payloads import Payloads, Snapshot
-from p2ptrain.train.sketch import SKETCH_BYTES, LocalPieceStore
 
 OURS = RemoteError, NetworkError
 """Errors that may end a conversation: the callers and the transport of a service expect them."""
@@ -178,7 +177,7 @@ def _is_downloaded(link: Callable[[PeerId], BytesLink]) -> bool:
     async def dial(peer: PeerId, addresses: Any) -> BytesLink:
         return link(peer)
 
-    downloader = Downloader(dial, SIZES, at_once, Silence(), new_store=partial(LocalPieceStore, SIZES))
+    downloader = Downloader(dial, SIZES, at_once, Silence())
     with contextlib.suppress(*OURS):
         parts = virtual_time.run(downloader.download(link(PEER), dict.fromkeys(DONORS, ())))
         assert tuple(map(len, parts)) == SIZES

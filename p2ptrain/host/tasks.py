@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from p2ptrain.ports import Deliveries, NetworkedLearner
-from p2ptrain.train.evaluate import GoesOn, HeldOutLoss
-from p2ptrain.train.loop import LoopLearner
+from p2ptrain.host.loop import LoopLearner
+from p2ptrain.ports import Deliveries, GoesOn, HeldOutLoss, NetworkedLearner
 
 if TYPE_CHECKING:
     from p2ptrain.ports import Saved
@@ -61,7 +60,7 @@ class PeerLearner(LoopLearner, NetworkedLearner, Protocol):
 class PeerTask(Protocol):
     """Inner task of a peer, such as ``train.inner.LanguageModelTask``.
 
-    Its methods belong to the trainer thread; any thread may read its figures.
+    Its methods belong to the training thread; any thread may read its figures.
     """
 
     @property

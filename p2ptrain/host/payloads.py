@@ -29,12 +29,12 @@ from p2ptrain.codec import (
     proposal_size,
     unexplained,
 )
+from p2ptrain.host.sketch import sketch
+from p2ptrain.host.widths import WidthFeedback, Widths, judge
 from p2ptrain.outer.mixing import displacement, l2_norm
 from p2ptrain.recipes import Stream
 from p2ptrain.swarm.download_plan import Span
 from p2ptrain.swarm.events import Commit
-from p2ptrain.train.sketch import LocalPieceStore, sketch
-from p2ptrain.train.widths import WidthFeedback, Widths, judge
 
 TINY = torch.finfo(torch.float32).tiny
 """Norm of our weights by which distances are divided, at least."""
@@ -351,10 +351,6 @@ class Payloads:
     def are_zero(self) -> bool:
         """Whether all weights are zero, so there are none yet; never of a keeper, which adopts the run's."""
         return self._held_sizes == self.weight_sizes() and not any(bool(part.any()) for part in self.published.slow)
-
-    def new_download(self) -> LocalPieceStore:
-        """Return a store for a donor's weights, with room for the held fragments."""
-        return LocalPieceStore(self._held_sizes)
 
     def check_weights(self, parts: Sequence[bytes | bytearray]) -> None:
         """Raise RemoteError unless a donor's weights have the right shapes, are finite and within the codecs' range."""

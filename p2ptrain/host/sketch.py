@@ -58,8 +58,8 @@ def distance(mine: bytes, theirs: bytes) -> float:
     return float(np.linalg.norm(other - one) / max(shorter, np.finfo(np.float32).tiny))
 
 
-class LocalPieceStore:
-    """``ports.PieceStore`` in this process: all fragments, of which only the received pieces are filled.
+class PieceStore:
+    """A donor's weights while they arrive: all fragments, of which only the received pieces are filled.
 
     Args:
         sizes: bytes of each fragment.

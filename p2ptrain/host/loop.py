@@ -1,4 +1,4 @@
-"""Training loop of one peer. Runs in the main thread, which is torch's."""
+"""Training loop of one peer. Runs in the training thread."""
 
 from __future__ import annotations
 
