@@ -129,7 +129,7 @@ class Keeper:
         slow = tuple(self._slow)
         self.payloads.publish(Snapshot(self.step, slow, slow, tuple(self._applied)))
 
-    # --- checkpoints (training thread) ---------------------------------------------------------------------------------
+    # --- checkpoints (training thread) --------------------------------------------------------------------------------
 
     def at_slow(self, tell: Callable[[], T]) -> T:
         return tell()
