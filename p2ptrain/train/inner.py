@@ -18,6 +18,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ from torch import Tensor
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.data import assign
 from p2ptrain.data.corpus import Corpus
+from p2ptrain.ports import GoesOn, HeldOutLoss
 from p2ptrain.train import accelerator
 from p2ptrain.train.autofit import CARD_MEMORY_FRACTION, Placement
 from p2ptrain.train.batches import Batches, CorpusReader
@@ -40,7 +42,7 @@ from p2ptrain.train.compiled_pass import (
     PassShape,
 )
 from p2ptrain.train.device_copies import Arrival, copies_of
-from p2ptrain.train.evaluate import GoesOn, HeldOutLoss, HeldOutText, validation_loss
+from p2ptrain.train.evaluate import HeldOutText, validation_loss
 from p2ptrain.train.generate import Sampling, generate_answer, generate_text
 from p2ptrain.train.loss_scale import LossScale
 from p2ptrain.train.model import FlatModel, recompute_activations, summed_loss
@@ -113,6 +115,8 @@ class LanguageModelTask:
         """Learning rate of the last inner step that moved weights; 0 before."""
         self.passes: PassChoice | None = None
         """Compiled pass beside the eager one; see ``offer``."""
+        self.moving: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Entered while the optimizer moves weights and moments."""
         self._corpus = corpus
         self._batches = Batches(corpus, reader, training.sequences_per_step, model.theta.device)
         self._copies = copies_of(model.theta.device)
@@ -187,7 +191,8 @@ class LanguageModelTask:
         rate = learning_rate(progress + training.tokens_per_step, training, self._run_tokens)
         rate *= self._rewarm_factor()
         numbers = self._copies.result(torch.stack([mean, norm.to(mean)]))
-        self._optimizer.step(rate, ~norm.isfinite())
+        with self.moving():
+            self._optimizer.step(rate, ~norm.isfinite())
         self._rewarmed = min(self._rewarmed + 1, self._rewarm_steps)
         self.step += 1
         self._batches.prepare(self.step)

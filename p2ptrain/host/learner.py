@@ -19,13 +19,13 @@ from torch import Tensor
 
 from p2ptrain.base.errors import TrainerAwayError
 from p2ptrain.codec import Codec, Matrices
+from p2ptrain.host.inbox import Adoption, Delivery, Displacement, Inbox, RoundFinished
+from p2ptrain.host.payloads import Payloads
+from p2ptrain.host.rules import LearnerRules
+from p2ptrain.host.state import HostState
 from p2ptrain.ports import Clock, HeldOut, InnerTask, Notebook, RemoteInnerTask, StepResult
 from p2ptrain.recipes import Stream
 from p2ptrain.swarm.events import Adopted, Applied, Event, ExchangeDue, OuterStepDone, PhaseDone, TrainingEnded, Unfit
-from p2ptrain.train.inbox import Adoption, Delivery, Displacement, Inbox, RoundFinished
-from p2ptrain.train.payloads import Payloads
-from p2ptrain.train.rules import LearnerRules
-from p2ptrain.train.state import HostState
 
 if TYPE_CHECKING:
     from p2ptrain.ports import Saved
@@ -149,8 +149,10 @@ class Learner:
         self.changes += 1
         try:
             result = self.task.inner_step(self.progress)
-        except TrainerAwayError:
+        except TrainerAwayError as away:
             self.is_away = True
+            if away.is_torn:
+                self._restart_phase("the trainer died while it moved the weights")
             return events
         self.inner_step_s = self._clock() - started
         self.tokens += result.tokens
@@ -186,6 +188,13 @@ class Learner:
         self._inner, self._losses = 0, 0.0
         self.state.end_phase(self.step)
         return [PhaseDone(self.step + 1, self.progress)] if self.is_waiting else self._end_outer_step()
+
+    def _restart_phase(self, why: str) -> None:
+        """Begin this inner phase again at the slow weights, with a new optimizer; its tokens count all the same."""
+        self.state.restart_phase(self.step, why)
+        self._inner, self._losses = 0, 0.0
+        self._unread.clear()
+        self.task.reset(REWARM_STEPS)
 
     def _end_outer_step(self) -> list[Event]:
         self.step += 1
