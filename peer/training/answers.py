@@ -10,17 +10,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from p2ptrain.trainer.process import TrainerHandle
 
 
-class Answer(BaseModel):
+class TrainerAnswer(BaseModel):
     """Any answer."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
 
-class Nothing(Answer):
+class Nothing(TrainerAnswer):
     """An answer that only says that something is done."""
 
 
-class Figures(Answer):
+class Figures(TrainerAnswer):
     """What the node shows of its trainer; see ``host.tasks.TaskFigures``."""
 
     device_name: str
@@ -34,7 +34,7 @@ class Figures(Answer):
     compiler: str
 
 
-class State(Answer):
+class State(TrainerAnswer):
     """What the node shows, and what another trainer needs to go on, beside the vectors."""
 
     figures: Figures
@@ -54,7 +54,7 @@ class Begun(State):
     """Names of this computer's cards that train, as nvidia-smi knows them."""
 
 
-class Losses(Answer):
+class Losses(TrainerAnswer):
     """Losses that have arrived, of the oldest steps without one."""
 
     losses: list[float]
@@ -66,13 +66,13 @@ class Stepped(State, Losses):
     tokens: Annotated[int, Field(ge=1)]
 
 
-class Tried(Answer):
+class Tried(TrainerAnswer):
     """A short held-out loss."""
 
     loss: float
 
 
-class Read(Answer):
+class Read(TrainerAnswer):
     """A held-out loss."""
 
     value: float | None
@@ -81,13 +81,13 @@ class Read(Answer):
     of: int
 
 
-class Text(Answer):
+class WrittenText(TrainerAnswer):
     """A text that the weights write."""
 
     text: str
 
 
-Kind = TypeVar("Kind", bound=Answer)
+Kind = TypeVar("Kind", bound=TrainerAnswer)
 
 
 def checked(trainer: TrainerHandle, kind: type[Kind], answer: Mapping[str, Any]) -> Kind:

@@ -33,11 +33,12 @@ from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.ports import NOT_READ, GoesOn, HeldOutLoss, Notebook
 from p2ptrain.trainer.host_vector import HostVector
 from p2ptrain.trainer.process import OnNote, TrainerDiedError, TrainerHandle
-from peer.training.answers import Answer, Begun, Figures, Losses, Nothing, Read, State, Stepped, Text, Tried, checked
+from peer.training import answers
+from peer.training.answers import Begun, Figures, State, Stepped, TrainerAnswer, checked
 from peer.training.plan import VECTORS, TrainerPlan
 from peer.training.trainer_supervisor import TrainerSupervisor
 
-Kind = TypeVar("Kind", bound=Answer)
+Kind = TypeVar("Kind", bound=TrainerAnswer)
 
 
 @dataclass(slots=True)
@@ -237,7 +238,7 @@ class RemoteTask:
     def read_losses(self) -> None:
         """Wait for the losses of all steps; without a trainer they remain unknown."""
         with contextlib.suppress(TrainerAwayError):
-            self._take_losses(self._ask("losses", Losses).losses)
+            self._take_losses(self._ask("losses", answers.Losses).losses)
 
     def reset(self, warmup_steps: int) -> None:
         """Clear the moments and warm up again, as ``LanguageModelTask.reset``."""
@@ -262,7 +263,7 @@ class RemoteTask:
         """Copy the weights to the trainer; the next one gets them if there is none."""
         if not self.shares:
             with contextlib.suppress(TrainerAwayError):
-                self._ask("load", Nothing)
+                self._ask("load", answers.Nothing)
 
     def add(
         self,
@@ -275,7 +276,7 @@ class RemoteTask:
             return
         self._passing[piece].copy_(displacement)
         try:
-            self._ask("add", Nothing, start=piece.start, stop=piece.stop)
+            self._ask("add", answers.Nothing, start=piece.start, stop=piece.stop)
         except TrainerAwayError:
             self.theta[piece].add_(displacement)
 
@@ -327,7 +328,7 @@ class RemoteTask:
 
     def loss(self) -> float:
         """Return a short held-out loss of the current weights. Raises TrainerAwayError."""
-        return self._ask("tried", Tried).loss
+        return self._ask("tried", answers.Tried).loss
 
     def held_out_loss(self, most_tokens: int, patience_s: float, goes_on: GoesOn) -> HeldOutLoss:
         """Read the held-out loss; wait for a trainer, unless the owner stops the peer."""
@@ -339,7 +340,7 @@ class RemoteTask:
         patience = patience_s if math.isfinite(patience_s) else None
         while True:
             try:
-                found = self._ask("held_out", Read, on_note, most_tokens=most_tokens, patience_s=patience)
+                found = self._ask("held_out", answers.Read, on_note, most_tokens=most_tokens, patience_s=patience)
             except TrainerAwayError:
                 if self._is_stopping():
                     return NOT_READ
@@ -349,7 +350,7 @@ class RemoteTask:
 
     def sample(self, new_tokens: int) -> str:
         """Return a text that the current weights write. Raises TrainerAwayError."""
-        return self._ask("sample", Text, new_tokens=new_tokens).text
+        return self._ask("sample", answers.WrittenText, new_tokens=new_tokens).text
 
     @property
     def cpu_s(self) -> float:

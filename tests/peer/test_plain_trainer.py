@@ -129,7 +129,8 @@ def test_a_plain_torch_program_trains_with_others_dies_and_comes_back(tmp_path, 
 
     async def everybody() -> None:
         network = MemoryNetwork(latency=lambda sender, receiver: 0.01)
-        nodes.update({AMBER: Node(network, AMBER, amber, log), BIRCH: Node(network, BIRCH, birch, MemoryLog())})
+        nodes[AMBER] = Node(network, AMBER, amber, log, lambda: amber.is_ready)
+        nodes[BIRCH] = Node(network, BIRCH, birch, MemoryLog(), lambda: True)
         async with asyncio.TaskGroup() as tasks:
             for node in nodes.values():
                 tasks.create_task(node.live())
