@@ -223,10 +223,7 @@ class LanguageTrainer:
         return {}
 
     def store(self, moments: bool) -> dict[str, Any]:
-        """Copy the weights to the host vector's last vector, of which the node copies them: it never has half of them.
-
-        With ``moments``, copy these, too, to their own place.
-        """
+        """Copy weights to the last vector, whence the node takes them once all are there; moments to their place."""
         if self._stores:
             self._displacement.copy_(self._task.theta)
             if moments and self._vectors is not None:
@@ -321,13 +318,6 @@ def _run_of(plan: TrainerPlan) -> SignedManifest:
     return signed
 
 
-def _own(plan: TrainerPlan, rank: int) -> TrainerPlan:
-    """Return the plan of a rank on another computer, with what that computer's owner has named."""
-    own = RemotePlan.model_validate_json(os.environ[REMOTE])
-    devices = tuple(own.device if each == rank else name for each, name in enumerate(plan.devices))
-    return plan.model_copy(update={**own.model_dump(exclude={"device"}), "devices": devices})
-
-
 def live(attachment: Attachment | None) -> None:
     """Train until the node closes the line. Raises UserError."""
     if launched_ranks() == 1:
@@ -342,7 +332,7 @@ def live(attachment: Attachment | None) -> None:
     plan = _planned(ranks.share(given))
     run = ranks.share(_run_of(plan).to_bytes().hex() if ranks.rank == 0 else None)
     if attachment is None:
-        plan = _own(plan, ranks.rank)
+        plan = plan.elsewhere(ranks.rank, RemotePlan.model_validate_json(os.environ[REMOTE]))
     trainer = LanguageTrainer(attachment, plan, SignedManifest.from_bytes(bytes.fromhex(run)).manifest, ranks)
     answers = {name: getattr(trainer, name) for name in ANSWERS}
     if ranks.rank == 0:
@@ -372,14 +362,8 @@ def _fail(attachment: Attachment | None, kind: str, error: Exception) -> None:
 
 
 def main() -> int:
+    """Return the exit status. Raises LineClosedError if the node has ended, or has closed the line."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a service manager stops all processes; the node still saves
-    try:
-        return _main()
-    except LineClosedError:  # the node has ended, or has closed the line
-        return 0
-
-
-def _main() -> int:
     with contextlib.suppress(OSError):  # not Linux, or /proc is read-only
         Path("/proc/self/oom_score_adj").write_text(KILLED_FIRST, encoding="ascii")
     if launched_ranks() > 1:
@@ -407,7 +391,9 @@ def _main() -> int:
 
 
 if __name__ == "__main__":
-    code = main()
+    code = 0
+    with contextlib.suppress(LineClosedError):
+        code = main()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # a card's driver may wait for what does not come
