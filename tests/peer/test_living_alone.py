@@ -21,12 +21,13 @@ from p2ptrain import checkpoint
 from p2ptrain.base.errors import DeviceError, HomeError
 from p2ptrain.base.telemetry import EventLog
 from p2ptrain.checkpoint import store
+from p2ptrain.host import loop
 from p2ptrain.host.loop import Signals
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.net.identity import Identity
 from p2ptrain.ports import HeldOutLoss
 from p2ptrain.swarm import Counters
-from p2ptrain.train import evaluate, inner, loop
+from p2ptrain.train import evaluate, inner
 from peer import app, exporting, loading, model, saving, session_recorder
 from peer.app import run
 from peer.assembly import PeerOptions, build
