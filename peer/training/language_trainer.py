@@ -217,10 +217,7 @@ class LanguageTrainer:
         return {}
 
     def store(self, moments: bool) -> dict[str, Any]:
-        """Copy the weights to the host vector's last vector, of which the node copies them: it never has half of them.
-
-        With ``moments``, copy these, too, to their own place.
-        """
+        """Copy weights to the last vector, whence the node takes them once all are there; moments to their place."""
         if self._stores:
             self._displacement.copy_(self._task.theta)
             if moments and self._vectors is not None:
@@ -357,14 +354,8 @@ def _fail(attachment: Attachment | None, kind: str, error: Exception) -> None:
 
 
 def main() -> int:
+    """Return the exit status. Raises LineClosedError if the node has ended, or has closed the line."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a service manager stops all processes; the node still saves
-    try:
-        return _main()
-    except LineClosedError:  # the node has ended, or has closed the line
-        return 0
-
-
-def _main() -> int:
     with contextlib.suppress(OSError):  # not Linux, or /proc is read-only
         Path("/proc/self/oom_score_adj").write_text(KILLED_FIRST, encoding="ascii")
     if launched_ranks() > 1:
@@ -392,7 +383,9 @@ def _main() -> int:
 
 
 if __name__ == "__main__":
-    code = main()
+    code = 0
+    with contextlib.suppress(LineClosedError):
+        code = main()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # a card's driver may wait for what does not come
