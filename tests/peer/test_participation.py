@@ -14,9 +14,9 @@ from member import ENDLESS, H, Member, more_exchanges, until
 from memory_network import MemoryNetwork
 from virtual_time import run as run_in_virtual_time
 
+from p2ptrain.host.loop import Signals
 from p2ptrain.swarm import PeerState
 from p2ptrain.swarm.events import Event, LeaveRequested, OuterStepDone, PhaseDone
-from p2ptrain.train.loop import Signals
 from peer.participation import Mode, TrainerControl
 
 Scene = Callable[[Member, Member, MemoryNetwork], Awaitable[None]]
