@@ -50,7 +50,7 @@ def test_the_other_side_hears_whether_the_payload_had_begun(in_order: bool, has_
 def test_whoever_answers_waits_for_the_openers_payload_to_begin(sends: bool) -> None:
     """Check a codec without proposals: if the initiator sends nothing, the payload never starts."""
     started: list[str] = []
-    payloads = SimpleNamespace(current=lambda _: None, proposal_sizes=lambda _: [], encode=lambda *_: ENCODED)
+    payloads = SimpleNamespace(propose=lambda _: (None, []), encode=lambda *_: ENCODED)
 
     def owner(name: str, adversary: object = None) -> SimulatedPeer:
         network = SimpleNamespace(
