@@ -269,7 +269,7 @@ def _trained(
         held_out=task,
         remote=task,
     )
-    task.on_return = learner.inbox.wake
+    task.on_return(learner.inbox.wake)
     task.has_ended = lambda: learner.ended
 
     return _Trained(learner, task, checkpoints, found)

@@ -74,7 +74,16 @@ class NetworkError(P2pTrainError):
 
 
 class TrainerAwayError(P2pTrainError):
-    """There is no trainer at this moment; another one is being started."""
+    """There is no trainer at this moment; another one is being started.
+
+    Args:
+        is_torn: whether the last one died while it moved the fast weights, so that some of them have made its last
+            step and others have not.
+    """
+
+    def __init__(self, is_torn: bool = False) -> None:
+        super().__init__("the trainer is being replaced")
+        self.is_torn = is_torn
 
 
 class UnbegunError(NetworkError):

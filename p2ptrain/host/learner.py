@@ -149,8 +149,10 @@ class Learner:
         self.changes += 1
         try:
             result = self.task.inner_step(self.progress)
-        except TrainerAwayError:
+        except TrainerAwayError as away:
             self.is_away = True
+            if away.is_torn:
+                self._restart_phase("the trainer died while it moved the weights")
             return events
         self.inner_step_s = self._clock() - started
         self.tokens += result.tokens
@@ -186,6 +188,13 @@ class Learner:
         self._inner, self._losses = 0, 0.0
         self.state.end_phase(self.step)
         return [PhaseDone(self.step + 1, self.progress)] if self.is_waiting else self._end_outer_step()
+
+    def _restart_phase(self, why: str) -> None:
+        """Begin this inner phase again at the slow weights, with a new optimizer; its tokens count all the same."""
+        self.state.restart_phase(self.step, why)
+        self._inner, self._losses = 0, 0.0
+        self._unread.clear()
+        self.task.reset(REWARM_STEPS)
 
     def _end_outer_step(self) -> list[Event]:
         self.step += 1

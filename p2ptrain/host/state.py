@@ -153,6 +153,16 @@ class HostState:
             self._guard.begin()
         self._publish(step, phase)
 
+    def restart_phase(self, step: int, why: str) -> None:
+        """Drop the fast weights of this inner phase, which begins again at the slow ones.
+
+        As with a faulty phase, what displacements of theta have not yet given x is lost.
+        """
+        self._notebook.note("discarded", step=step + 1, why=why)
+        self._load(self._slow)
+        self._guard.begin()
+        self._publish(step)
+
     def _adapt(self, adaptive: AdaptiveRank) -> None:
         """Choose rank and H of the next phase by the effective rank of the average that this outer step uses."""
         terms = [self._payloads.terms(len(self.states) + fragment) for fragment in range(len(self.states))]

@@ -42,7 +42,9 @@ class FlatLayout:
 
     @classmethod
     def of_shapes(cls, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> FlatLayout:
-        """Lay out parameters of these names and shapes in order."""
+        """Lay out parameters of these names and shapes in order. Raises ValueError if they are none."""
+        if not 0 < len(names) == len(shapes) or min(map(min, filter(None, shapes)), default=1) < 1:
+            raise ValueError(f"{len(names)} names and {len(shapes)} shapes are no parameters")
         lengths = [-(-math.prod(shape) // PARAMETER_ALIGNMENT) * PARAMETER_ALIGNMENT for shape in shapes]
         *offsets, total = itertools.accumulate(lengths, initial=0)
         return cls(tuple(names), tuple(tuple(shape) for shape in shapes), tuple(offsets), total)

@@ -18,6 +18,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -114,6 +115,8 @@ class LanguageModelTask:
         """Learning rate of the last inner step that moved weights; 0 before."""
         self.passes: PassChoice | None = None
         """Compiled pass beside the eager one; see ``offer``."""
+        self.moving: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Entered while the optimizer moves weights and moments."""
         self._corpus = corpus
         self._batches = Batches(corpus, reader, training.sequences_per_step, model.theta.device)
         self._copies = copies_of(model.theta.device)
@@ -188,7 +191,8 @@ class LanguageModelTask:
         rate = learning_rate(progress + training.tokens_per_step, training, self._run_tokens)
         rate *= self._rewarm_factor()
         numbers = self._copies.result(torch.stack([mean, norm.to(mean)]))
-        self._optimizer.step(rate, ~norm.isfinite())
+        with self.moving():
+            self._optimizer.step(rate, ~norm.isfinite())
         self._rewarmed = min(self._rewarmed + 1, self._rewarm_steps)
         self.step += 1
         self._batches.prepare(self.step)

@@ -4,15 +4,15 @@
 
     node                                        trainer
     ------------------------------------------  ----------------------------------------------------
-                                                {"rank": r}
+                                                {"rank": r, "pid": process}
     {"plan": ...}                               {"attach": {"names": ..., "shapes": ..., "vectors": n}}
     {"attached": is_new}, descriptor            {"answer": ...}
     {"ask": name, ...}                          {"alive": true} every second, then {"answer": ...}
                                                 or {"failed": kind, "problem": ..., "remedy": ...}
     {"enough": true}                            an answer may end early
 
-All ranks of a trainer get plan and descriptor; the first one does the rest. Nothing else is asked before the answer to
-the last question. A trainer whose node dies ends itself within seconds.
+All ranks of a trainer get plan and descriptor, show life and may fail; the first one does the rest. Nothing else is
+asked before the answer to the last question. A trainer whose node dies ends itself within seconds.
 """
 
 from __future__ import annotations
@@ -50,11 +50,10 @@ class Attachment:
     def __init__(self, line: Line, rank: int = 0) -> None:
         self._line = line
         self._rank = rank
-        line.send({"rank": rank})
+        line.send({"rank": rank, "pid": os.getpid()})
         self._works = threading.Event()
         threading.Thread(target=self._show_life, name="life", daemon=True).start()
-        if rank == 0:  # the node reads no other rank's line before it ends
-            self._works.set()  # until the first answer
+        self._works.set()  # until the first answer; further ranks never rest
 
     @classmethod
     def of_environment(cls) -> Self:
@@ -92,21 +91,32 @@ class Attachment:
             first: the answer that says that this trainer is ready.
             on_idle: called every ``IDLE_S`` without a question.
         """
-        self._line.send({"answer": dict(first)})
+        self.answer(first)
         while True:
-            self._works.clear()
             try:
-                question = self._line.receive(IDLE_S)
+                question = self.question(on_idle)
             except LineClosedError:
                 return
-            if question is None:
-                on_idle()
-                continue
-            self._works.set()
-            if "ask" not in question:  # "enough", of an answer that has ended
-                continue
             name = question.pop("ask")
-            self._line.send({"answer": dict(answers[name](**question))})
+            self.answer(answers[name](**question))
+
+    def answer(self, answer: Mapping[str, Any]) -> None:
+        """Answer the last question, or say that this trainer is ready. Raises LineClosedError."""
+        self._line.send({"answer": dict(answer)})
+
+    def question(self, on_idle: Callable[[], object] = lambda: None) -> dict[str, Any]:
+        """Return the next question, with its name as "ask". Raises LineClosedError.
+
+        ``on_idle``: called every ``IDLE_S`` without one.
+        """
+        self._works.clear()
+        while True:
+            found = self._line.receive(IDLE_S)
+            if found is None:
+                on_idle()
+            elif "ask" in found:  # else "enough", of an answer that has ended
+                self._works.set()
+                return found
 
     def fail(self, kind: str, error: BaseException) -> None:
         """Say why this trainer ends; "user" for a UserError, ``LOST``, or another kind. Raises LineClosedError."""

@@ -19,8 +19,8 @@ from multiprocessing.connection import wait
 from threading import Lock
 from typing import Any, Self
 
-BACKLOG = 64
-"""Ranks that may wait to be accepted."""
+from p2ptrain.trainer.host_vector import MOST_RANKS
+
 MOST_BYTES = 1 << 22
 """Longest line: names and shapes of the parameters of the largest models take some hundred kB."""
 BLOCK_BYTES = 1 << 16
@@ -29,7 +29,7 @@ FILES = 1
 
 
 class LineClosedError(Exception):
-    """The other side has closed the line or died."""
+    """The other side has closed the line or died, or sent what is no message; the error then says so."""
 
 
 class Door:
@@ -42,7 +42,7 @@ class Door:
         """For ``Line.to``."""
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(_place(self.address))
-        self._socket.listen(BACKLOG)
+        self._socket.listen(MOST_RANKS)
 
     def accept(self, timeout_s: float) -> Line | None:
         """Return the line to the next rank, or None after the timeout. Programs of other users are refused."""
@@ -105,12 +105,12 @@ class Line:
         """Return the next message, or None after the timeout. Raises LineClosedError."""
         while (end := self._received.find(b"\n")) < 0:
             if len(self._received) > MOST_BYTES:
-                raise LineClosedError
+                raise LineClosedError(f"sent a line of more than {MOST_BYTES:,} bytes")
             try:
                 if not wait([self._socket], timeout_s):
                     return None
                 data, files, _, _ = socket.recv_fds(self._socket, BLOCK_BYTES, FILES)
-            except OSError as error:
+            except (OSError, ValueError) as error:  # ValueError: this end has closed it
                 raise LineClosedError from error
             self._files.extend(files)
             if not data:
@@ -119,9 +119,11 @@ class Line:
         message = self._received[:end]
         del self._received[: end + 1]
         try:
-            found: dict[str, Any] = json.loads(message)
-        except ValueError as error:
-            raise LineClosedError from error
+            found = json.loads(message)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise LineClosedError("sent a line that is not a JSON object")
         return found
 
     def take_file(self) -> int:

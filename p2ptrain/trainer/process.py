@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import psutil
 
 from p2ptrain.base.errors import P2pTrainError, UserError
 from p2ptrain.base.launcher import kill_tree, launched
@@ -21,7 +25,7 @@ from p2ptrain.trainer.line import Door, Line, LineClosedError
 LISTENING_S, SILENT_S, STARTING_S = 1.0, 15, 300
 """Seconds of one wait for a trainer's next line, and waits in a row without one after which it counts as frozen, later
 and before its first line. Waits are counted, so that nothing follows from a time in which this process was stopped,
-too."""
+too. Guess: how long a computer that swaps keeps a process from running."""
 ENDING_S = 5.0
 """Longest wait for a trainer that ends because its node has closed the line."""
 
@@ -61,11 +65,14 @@ class TrainerHandle:
         self, command: Sequence[str], notebook: Notebook, ranks: int = 1, waits: Callable[[], bool] | None = None
     ) -> None:
         self._notebook = notebook
-        self._ranks = ranks
         self._waits = waits
         self._door = Door()
         self._lines: list[Line] = []
         """To the ranks, in order."""
+        self._ranks: list[psutil.Process] = []
+        self._silent = [0] * ranks
+        """Waits in a row without a line, of each rank."""
+        self._has_ended = False
         self._process = subprocess.Popen(
             launched(*command, P2PTRAIN_NODE=self._door.address, TORCH_CPP_LOG_LEVEL="ERROR"),  # of hosts without names
             stdin=subprocess.DEVNULL,
@@ -84,14 +91,18 @@ class TrainerHandle:
 
         Args:
             plan: JSON values that the trainer's program knows.
-            memory: returns the host vector with so many vectors of this layout, and whether it is new.
+            memory: returns the host vector with so many vectors of this layout, and whether it is new. Raises
+                ValueError or OSError if there can be none.
 
         Raises TrainerDiedError, and UserError as ``ask``.
         """
-        self._lines = self._arrived()
+        self._wait_for_ranks()
         self._send({"plan": dict(plan)})
         wanted = self._reply("attach")
-        host, is_new = memory(FlatLayout.of_shapes(wanted["names"], wanted["shapes"]), int(wanted["vectors"]))
+        try:
+            host, is_new = memory(FlatLayout.of_shapes(wanted["names"], wanted["shapes"]), int(wanted["vectors"]))
+        except (KeyError, TypeError, ValueError, OverflowError, OSError) as error:
+            raise self.misfit(error) from error
         self._send({"attached": is_new}, host.fd)
         return self._reply("answer")
 
@@ -111,6 +122,11 @@ class TrainerHandle:
         """Return the next answer. Raises as ``ask``."""
         return self._reply("answer", on_note)
 
+    def misfit(self, error: Exception) -> TrainerDiedError:
+        """End a trainer that has answered what nobody can use; return that as an error."""
+        self.kill()
+        return TrainerDiedError(f"its process {self.pid} gave an answer that does not fit: {error!r}")
+
     def close(self) -> None:
         """End the trainer: close the line, and kill it if it does not end. Safe to call twice."""
         self._close_lines()
@@ -121,7 +137,15 @@ class TrainerHandle:
     def kill(self) -> None:
         """End the trainer at once, with what it has started, and wait for it. Any thread; safe to call twice."""
         kill_tree(self._process)
+        if not self._has_ended:
+            self._has_ended = True
+            for pid in (self.pid, *(each.pid for each in self._ranks if _lives(each))):  # leaders of process groups
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
         self._close_lines()
+        until = time.monotonic() + ENDING_S
+        while any(map(_lives, self._ranks)) and time.monotonic() < until:  # the launcher's children, not ours
+            time.sleep(0.01)
 
     def _close_lines(self) -> None:
         self._door.close()
@@ -135,47 +159,58 @@ class TrainerHandle:
         except LineClosedError:
             raise self._death() from None
 
-    def _arrived(self) -> list[Line]:
-        """Wait for all ranks; return their lines in order. Raises TrainerDiedError."""
-        found: dict[int, Line] = {}
+    def _wait_for_ranks(self) -> None:
+        """Raises TrainerDiedError."""
+        found: dict[int, tuple[Line, psutil.Process]] = {}
         try:
             waits = 0
             while waits < STARTING_S and (self._waits is None or self._waits()):
                 waits += self._waits is None
-                while len(found) < self._ranks and (line := self._door.accept(LISTENING_S)) is not None:
-                    hello = line.receive(LISTENING_S)
-                    if hello is not None and "rank" in hello:
-                        found[int(hello["rank"])] = line
-                if len(found) == self._ranks:
-                    return [found[rank] for rank in sorted(found)]
+                while len(found) < len(self._silent) and (line := self._door.accept(LISTENING_S)) is not None:
+                    with contextlib.suppress(LineClosedError, LookupError, TypeError, ValueError, psutil.NoSuchProcess):
+                        hello = line.receive(SILENT_S * LISTENING_S) or {}
+                        found[range(len(self._silent))[hello["rank"]]] = line, psutil.Process(hello["pid"])
+                if len(found) == len(self._silent):
+                    self._lines, self._ranks = map(list, zip(*(found[rank] for rank in sorted(found)), strict=True))
+                    return
                 if self._process.poll() is not None:
                     raise self._death()
-        except LineClosedError:
-            raise self._death() from None
         finally:
             self._door.close()
         self.kill()
         raise TrainerDiedError(f"its process {self.pid} did not begin within {STARTING_S * LISTENING_S:.0f} s")
 
     def _reply(self, kind: str, on_note: OnNote = _goes_on) -> dict[str, Any]:
-        waits = 0
         while True:
-            try:
-                message = self._lines[0].receive(LISTENING_S)
-            except LineClosedError:
-                raise self._death() from None
-            if message is None:
-                waits += 1
-                if waits >= SILENT_S:
-                    self.kill()
-                    raise TrainerDiedError(
-                        f"its process {self.pid} gave no sign of life for {waits * LISTENING_S:.0f} s"
-                    )
-                continue
-            waits = 0
-            if kind in message:
-                found: dict[str, Any] = message[kind]
+            message = self._next(0, LISTENING_S)
+            if message is None or "alive" in message:
+                for rank in range(1, len(self._lines)):
+                    while (heard := self._next(rank, 0.0)) is not None:
+                        self._take(heard)
+            elif kind in message:
+                found = message[kind]
+                if not isinstance(found, dict):
+                    raise self.misfit(TypeError(f"{kind} is not a JSON object"))
                 return found
+            elif not self._take(message) and not on_note(message):
+                self._send({"enough": True})
+
+    def _next(self, rank: int, timeout_s: float) -> dict[str, Any] | None:
+        """Return a rank's next message, or None after the timeout. Raises TrainerDiedError, also if it is frozen."""
+        try:
+            message = self._lines[rank].receive(timeout_s)
+        except LineClosedError as error:
+            raise self._death(str(error)) from None
+        self._silent[rank] = 0 if message is not None else self._silent[rank] + 1
+        if self._silent[rank] >= SILENT_S:
+            self.kill()
+            pid, silent_s = self._ranks[rank].pid, SILENT_S * LISTENING_S
+            raise TrainerDiedError(f"its process {pid} gave no sign of life for {silent_s:.0f} s")
+        return message
+
+    def _take(self, message: Mapping[str, Any]) -> bool:
+        """Take a message that any rank may send at any time; return False if it is another one."""
+        try:
             if "failed" in message:
                 raise self._failure(message)
             if "log" in message:
@@ -183,36 +218,40 @@ class TrainerHandle:
                 logger.log(int(message["log"]), "%s", printable(str(message["message"])))
             elif "note" in message:
                 self._notebook.note(str(message["note"]), **message["fields"])
-            elif "alive" not in message and not on_note(message):
-                self._send({"enough": True})
+            else:
+                return "alive" in message
+        except (KeyError, TypeError, ValueError) as error:
+            raise self.misfit(error) from error
+        return True
 
     def _failure(self, message: Mapping[str, Any]) -> Exception:
-        if message["failed"] == LOST:
-            message = self._said_by_others() or message
+        kind = str(message["failed"])
+        if kind == LOST:
+            return self._death()
+        problem, remedy = (printable(str(message.get(name, ""))) for name in ("problem", "remedy"))
         self.close()
-        kind, problem = str(message["failed"]), printable(str(message["problem"]))
-        if kind == "user":
-            return UserError(problem, printable(str(message["remedy"])))
-        return TrainerDiedError(problem, kind)
+        return UserError(problem, remedy) if kind == "user" else TrainerDiedError(problem, kind)
 
-    def _said_by_others(self) -> Mapping[str, Any] | None:
-        """Return why one of the further ranks has ended, if it said so."""
-        for line in self._lines[1:]:
-            with contextlib.suppress(LineClosedError, OSError, ValueError):  # ValueError: this side has closed it
+    def _death(self, why: str = "") -> Exception:
+        """End the trainer after its line has closed; return how it ended, by what a rank has said or by its status."""
+        if not why:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(ENDING_S)
+        code = self._process.poll()
+        for line in self._lines:
+            with contextlib.suppress(LineClosedError):
                 while (message := line.receive(0.0)) is not None:
                     if message.get("failed", LOST) != LOST:
-                        return message
-        return None
-
-    def _death(self) -> TrainerDiedError:
-        """Return how the trainer ended, once it has."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(ENDING_S)
-        if (code := self._process.poll()) is None:
-            self.kill()
-            return TrainerDiedError(f"its process {self.pid} closed its line")
-        if (said := self._said_by_others()) is not None:
-            return TrainerDiedError(printable(str(said["problem"])), str(said["failed"]))
-        self._close_lines()
+                        return self._failure(message)
+        self.kill()
+        if code is None:
+            return TrainerDiedError(f"its process {self.pid} {why or 'closed its line'}")
         how = f"was ended by signal {-code}" if code < 0 else f"ended with exit status {code}"
         return TrainerDiedError(f"its process {self.pid} {how}", was_killed=code == -signal.SIGKILL)
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

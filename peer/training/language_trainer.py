@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ with large_imports():
     from peer.home import Home
     from peer.initial_weights import load_initial
     from peer.training.agreement import agree
-    from peer.training.plan import OWNERS_FAULT, REMOTE, VECTORS, RemotePlan, TrainerPlan
+    from peer.training.plan import OWNERS_FAULT, REMOTE, VECTORS, TrainerPlan, with_own
     from peer.training.remote_pieces import RemotePieces
 
 ANSWERS = ("step", "losses", "restore", "load", "store", "add", "tried", "held_out", "sample", "finish", "idle")
@@ -62,8 +63,8 @@ READING_S = 0.5
 class LanguageTrainer:
     """Answers of the language model's trainer, or of one of its ranks.
 
-    Where nobody else has the same weights, a rank on the CPU computes in the host vector. Others, as cards, copy its
-    weights by ``load`` and ``store``.
+    If all ranks are on this computer's CPU and nobody else has the same weights, they compute in the host vector.
+    Others, as cards, copy its weights by ``load`` and ``store``.
 
     Args:
         attachment: this process's place at its node; None: the node is on another computer, with rank 0.
@@ -125,6 +126,8 @@ class LanguageTrainer:
             if is_new and self._stores:
                 theta.copy_(model.theta)
             is_shared = device.type == "cpu" and plan.shares and self._stores and host is not None
+            if ranks is not None:  # else the host vector would have slices of different ages
+                is_shared = all(ranks.gather(is_shared))
             if is_shared:
                 model = in_memory(model, theta)
                 stage = None if stage is None else replace(stage, flat=model)
@@ -134,21 +137,23 @@ class LanguageTrainer:
                 self._task = LanguageModelTask(model, *rest, placement, moments)
             else:
                 self._task = StagedTask(stage, ranks, *rest, agreed.placement, agreed.counts, moments)
+        if is_shared and host is not None:
+            self._task.moving = partial(host.moving, 0 if ranks is None else ranks.rank)
         self._vectors = None if is_shared else (theta, first, second)
         card = None if attachment is None else accelerator.card_name(device)
-        own = is_shared, str(device), card, host is None, self._piece.start, self._piece.stop
+        own = str(device), card, host is None, self._piece.start, self._piece.stop
         all_ranks = [own] if ranks is None else ranks.gather(own)  # and all have written their weights
-        self._shares = all(each[0] for each in all_ranks)
-        self._device_name = " + ".join(each[1] for each in all_ranks)
-        self._cards = [each[2] for each in all_ranks if each[2] is not None]
+        self._shares = is_shared
+        self._device_name = " + ".join(each[0] for each in all_ranks)
+        self._cards = [each[1] for each in all_ranks if each[1] is not None]
         if ranks is not None and ranks.mesh.replicas > 1:
             self._device_name += f" ({ranks.mesh})"
-        pieces = {rank: slice(*each[4:]) for rank, each in enumerate(all_ranks) if each[3]}
-        self._elsewhere = RemotePieces(ranks, pieces, host, vectors) if ranks is not None and pieces else None
+        pieces = {rank: slice(*each[3:]) for rank, each in enumerate(all_ranks) if each[2]}
+        self._elsewhere = RemotePieces(ranks, pieces, host, vectors)
         """Of ranks on other computers."""
         self.is_final = False
         """Whether the run has ended."""
-        if is_new and self._elsewhere is not None:
+        if is_new:
             self._elsewhere.bring(range(1))
         self._attachment = attachment
         self._tokens = training.tokens_per_step
@@ -175,12 +180,8 @@ class LanguageTrainer:
 
     def begin(self) -> dict[str, Any]:
         """Return the first answer."""
-        return {
-            "guessing": self._tried.guessing,
-            "shares": self._shares,
-            "cards": self._cards,
-            **self._state(),
-        }
+        own = {"guessing": self._tried.guessing, "shares": self._shares, "cards": self._cards}
+        return own | self._state()
 
     def step(self, progress: float, remaining_s: float | None) -> dict[str, Any]:
         """Make one inner step; return the losses that have arrived, of this step or of earlier ones, in order.
@@ -199,8 +200,7 @@ class LanguageTrainer:
     def restore(self, counters: list[int], loss_scale: list[float]) -> dict[str, Any]:
         """Go on with the weights and moments of the host vector and these counters."""
         own = self._task.state_dict()
-        if self._elsewhere is not None:
-            self._elsewhere.fetch(range(3))
+        self._elsewhere.fetch(range(3))
         if self._vectors is not None:
             theta, own["first_moment"], own["second_moment"] = self._vectors
             self._task.theta.copy_(theta)
@@ -211,28 +211,25 @@ class LanguageTrainer:
 
     def load(self) -> dict[str, Any]:
         """Copy the weights from the host vector, where they are not that already."""
-        if self._elsewhere is not None:
-            self._elsewhere.fetch(range(1))
+        self._elsewhere.fetch(range(1))
         if self._vectors is not None:
             self._task.theta.copy_(self._vectors[0])
         return {}
 
     def store(self, moments: bool) -> dict[str, Any]:
-        """Copy the weights, and perhaps the moments, to the host vector, where they are not that already."""
-        if self._vectors is not None and self._stores:
-            self._vectors[0].copy_(self._task.theta)
-            if moments:
+        """Copy weights to the last vector, whence the node takes them once all are there; moments to their place."""
+        if self._stores:
+            self._displacement.copy_(self._task.theta)
+            if moments and self._vectors is not None:
                 state = self._task.state_dict()
                 self._vectors[1].copy_(state["first_moment"])
                 self._vectors[2].copy_(state["second_moment"])
-        if self._elsewhere is not None:
-            self._elsewhere.bring(range(3 if moments else 1))
+        self._elsewhere.bring(range(1 if moments else 3, 4))
         return self._state()
 
     def add(self, start: int, stop: int) -> dict[str, Any]:
         """Add a piece of the host vector's displacement to the weights."""
-        if self._elsewhere is not None:
-            self._elsewhere.fetch(range(3, 4), slice(start, stop))
+        self._elsewhere.fetch(range(3, 4), slice(start, stop))
         begin, end = (min(max(each - self._piece.start, 0), len(self._displacement)) for each in (start, stop))
         self._task.theta[begin:end].add_(self._displacement[begin:end].to(self._task.theta.device))
         return {}
@@ -313,13 +310,6 @@ def _run_of(plan: TrainerPlan) -> SignedManifest:
     return signed
 
 
-def _own(plan: TrainerPlan, rank: int) -> TrainerPlan:
-    """Return the plan of a rank on another computer, with what that computer's owner has named."""
-    own = RemotePlan.model_validate_json(os.environ[REMOTE])
-    devices = tuple(own.device if each == rank else name for each, name in enumerate(plan.devices))
-    return plan.model_copy(update={**own.model_dump(exclude={"device"}), "devices": devices})
-
-
 def live(attachment: Attachment | None) -> None:
     """Train until the node closes the line. Raises UserError."""
     if launched_ranks() == 1:
@@ -334,7 +324,7 @@ def live(attachment: Attachment | None) -> None:
     plan = _planned(ranks.share(given))
     run = ranks.share(_run_of(plan).to_bytes().hex() if ranks.rank == 0 else None)
     if attachment is None:
-        plan = _own(plan, ranks.rank)
+        plan = with_own(plan, ranks.rank)
     trainer = LanguageTrainer(attachment, plan, SignedManifest.from_bytes(bytes.fromhex(run)).manifest, ranks)
     answers = {name: getattr(trainer, name) for name in ANSWERS}
     if ranks.rank == 0:
@@ -364,6 +354,7 @@ def _fail(attachment: Attachment | None, kind: str, error: Exception) -> None:
 
 
 def main() -> int:
+    """Return the exit status. Raises LineClosedError if the node has ended, or has closed the line."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a service manager stops all processes; the node still saves
     with contextlib.suppress(OSError):  # not Linux, or /proc is read-only
         Path("/proc/self/oom_score_adj").write_text(KILLED_FIRST, encoding="ascii")
@@ -374,8 +365,6 @@ def main() -> int:
         logging.getLogger().addHandler(LogLines(attachment))
     try:
         live(attachment)
-    except LineClosedError:
-        return 0
     except UserError as error:
         _fail(attachment, "user", error)
         return OWNERS_FAULT
@@ -394,7 +383,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    code = main()
+    code = 0
+    with contextlib.suppress(LineClosedError):
+        code = main()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # a card's driver may wait for what does not come

@@ -51,6 +51,8 @@ def main(ranks: int, at: LanAddress | None, nodes: int, node: int) -> int:
         elastic_launch(config, sys.executable)("-P", "-m", PROGRAM)
     except ChildFailedError as error:
         codes = {each.exitcode for each in error.failures.values()}
+        if min(codes) < 0:
+            os.kill(os.getpid(), -min(codes))  # so that the node sees by which signal a rank ended
         return OWNERS_FAULT if OWNERS_FAULT in codes else 1
     except UserError as error:
         sys.stderr.write(f"Error: {error}\n")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -10,7 +12,7 @@ from p2ptrain.base.ids import PeerId
 from peer.owner.settings import CompileMode
 
 VECTORS = ("theta", "first_moment", "second_moment", "displacement")
-"""Vectors of the host vector, in order. The last one is used with cards alone, piece by piece."""
+"""Vectors of the host vector, in order. The last one passes displacements to cards, and weights from them."""
 
 OWNERS_FAULT = 2
 """Exit status of ranks and launchers that have told this computer's owner what to mend."""
@@ -68,7 +70,27 @@ class TrainerPlan(BaseModel):
     shares: bool = True
     """Whether a trainer on the CPU computes in the host vector; tests let it copy, as from a card."""
 
+    @property
+    def own_ranks(self) -> int:
+        """Ranks on this computer."""
+        return len(self.devices) - self.others
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The language model's trainer and its arguments."""
+        python, launcher, ranks = (sys.executable, "-P", "-m"), "peer.training.launch", str(self.own_ranks)
+        if self.at is not None:
+            return *python, launcher, ranks, self.at, str(1 + self.others), "0"
+        return (*python, launcher, ranks) if self.own_ranks > 1 else (*python, "peer.training.language_trainer")
+
     def path(self, name: str) -> Path | None:
         """Return a file that the owner named."""
         found: str | None = getattr(self, name)
         return None if found is None else Path(found)
+
+
+def with_own(plan: TrainerPlan, rank: int) -> TrainerPlan:
+    """Return the plan of a rank on another computer, with what that computer's owner has named."""
+    own = RemotePlan.model_validate_json(os.environ[REMOTE])
+    devices = tuple(own.device if each == rank else name for each, name in enumerate(plan.devices))
+    return plan.model_copy(update={**own.model_dump(exclude={"device"}), "devices": devices})

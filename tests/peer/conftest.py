@@ -13,7 +13,11 @@ from swarm import TINY
 
 from p2ptrain.host import learner
 from p2ptrain.manifest import SignedManifest, create_run, sign_run
+from p2ptrain.net.identity import Identity
+from p2ptrain.trainer.process import TrainerHandle
+from peer.home import Home
 from peer.training import remote_task
+from peer.training.plan import TrainerPlan
 
 ALONE = {"outer.recipe": "local", "outer.exchanges_per_step": 0, "run.tokens": 6_400}
 
@@ -48,3 +52,33 @@ def signed_run(tmp_path: Path) -> Callable[..., SignedManifest]:
         return sign_run(directory).signed
 
     return build
+
+
+@pytest.fixture
+def plan(tmp_path: Path, signed_run: Callable[..., SignedManifest]) -> TrainerPlan:
+    home = Home(tmp_path / "home")
+    home.path.mkdir()
+    home.save_manifest(signed_run(model__config__num_hidden_layers=2))
+    return TrainerPlan(
+        home=str(home.path),
+        peer=Identity.load_or_create(home.identity).peer_id,
+        devices=("cpu",),
+        stages=1,
+        threads=1,
+        activation_bytes=10**9,
+        most_sequences=4,
+        data=None,
+        tokenizer=None,
+        template=None,
+        weights=None,
+        begins=True,
+        tried_tokens=512,
+        tried_s=60.0,
+        compile="off",
+        memory_bytes=None,
+    )
+
+
+@pytest.fixture
+def in_own_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_task, "TrainerHandle", TrainerHandle)

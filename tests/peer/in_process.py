@@ -22,7 +22,7 @@ class InProcessTrainer:
 
     pid = 0
 
-    def __init__(self, command: Sequence[str], notebook: Notebook, ranks: int = 1) -> None:
+    def __init__(self, command: Sequence[str], notebook: Notebook, ranks: int = 1, waits: object = None) -> None:
         self.note = notebook.note
         self._trainer: LanguageTrainer | None = None
         self._on_note: OnNote = lambda note: True

@@ -4,82 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import psutil
 import pytest
 import torch
 from in_process import InProcessTrainer
+from trainers import started, step_on, wait_for_return
 
 from p2ptrain.base.errors import TrainerAwayError
 from p2ptrain.base.telemetry import MemoryLog
-from p2ptrain.manifest import SignedManifest
-from p2ptrain.net.identity import Identity
-from p2ptrain.trainer.process import TrainerHandle
-from peer.home import Home
-from peer.training import remote_task
+from peer.training import remote_task, trainer_supervisor
 from peer.training.plan import TrainerPlan
-from peer.training.remote_task import RemoteTask
 
 pytestmark = pytest.mark.net
 
-PATIENCE_S = 120.0
 STEPS = 6
-
-
-@pytest.fixture
-def plan(tmp_path: Path, signed_run: Callable[..., SignedManifest]) -> TrainerPlan:
-    home = Home(tmp_path / "home")
-    home.path.mkdir()
-    home.save_manifest(signed_run(model__config__num_hidden_layers=2))
-    return TrainerPlan(
-        home=str(home.path),
-        peer=Identity.load_or_create(home.identity).peer_id,
-        devices=("cpu",),
-        stages=1,
-        threads=1,
-        activation_bytes=10**9,
-        most_sequences=4,
-        data=None,
-        tokenizer=None,
-        template=None,
-        weights=None,
-        begins=True,
-        tried_tokens=512,
-        tried_s=60.0,
-        compile="off",
-        memory_bytes=None,
-    )
-
-
-@contextmanager
-def started(plan: TrainerPlan, log: MemoryLog | None = None) -> Iterator[RemoteTask]:
-    task = RemoteTask(plan, 64, log or MemoryLog(), lambda: False)
-    try:
-        task.start()
-        yield task
-    finally:
-        task.close()
-
-
-@pytest.fixture
-def in_own_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_task, "TrainerHandle", TrainerHandle)
-
-
-def wait_for_return(task: RemoteTask) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not task.is_ready:
-        assert time.monotonic() < until
-        time.sleep(0.02)
-
-
-def step_on(task: RemoteTask) -> None:
-    while True:
-        task.inner_step(0.0)
 
 
 def trained(plan: TrainerPlan) -> tuple[list[float], torch.Tensor, dict[str, torch.Tensor], float]:
@@ -116,7 +55,7 @@ def test_two_ranks_compute_what_one_process_does_up_to_rounding(plan, monkeypatc
 
 
 def test_a_rank_that_is_killed_takes_the_others_with_it_and_all_return(plan, monkeypatch, in_own_process):
-    monkeypatch.setattr(remote_task, "PAUSE_S", (0.01, 0.01))
+    monkeypatch.setattr(trainer_supervisor, "PAUSE_S", (0.01, 0.01))
     losses = trained(plan)[0]
     with started(plan.model_copy(update={"devices": ("cpu", "cpu"), "stages": 2})) as task:
         assert task.inner_step(0.0).loss == pytest.approx(losses[0], rel=1e-5)
@@ -133,11 +72,11 @@ def test_a_rank_that_is_killed_takes_the_others_with_it_and_all_return(plan, mon
 
 
 def test_a_killed_trainer_is_replaced_and_goes_on_where_it_was(plan, monkeypatch, in_own_process):
-    monkeypatch.setattr(remote_task, "PAUSE_S", (0.01, 0.01))
+    monkeypatch.setattr(trainer_supervisor, "PAUSE_S", (0.01, 0.01))
     losses, theta, state, _ = trained(plan)
     log, returned = MemoryLog(), []
     with started(plan, log) as task:
-        task.on_return = lambda: returned.append(True)
+        task.on_return(lambda: returned.append(True))
         found = [task.inner_step(256.0 * number).loss for number in range(STEPS // 2)]
         assert task.pid is not None
         os.kill(task.pid, signal.SIGKILL)
@@ -157,7 +96,7 @@ def test_a_killed_trainer_is_replaced_and_goes_on_where_it_was(plan, monkeypatch
 
 
 def test_weights_that_change_while_there_is_no_trainer_are_the_next_ones(plan, monkeypatch, in_own_process):
-    monkeypatch.setattr(remote_task, "PAUSE_S", (0.01, 0.01))
+    monkeypatch.setattr(trainer_supervisor, "PAUSE_S", (0.01, 0.01))
     with started(plan.model_copy(update={"shares": False})) as task:
         task.inner_step(0.0)
         assert task.pid is not None
@@ -174,7 +113,7 @@ def test_weights_that_change_while_there_is_no_trainer_are_the_next_ones(plan, m
 
 
 def test_a_held_out_loss_waits_for_a_trainer_and_ends_when_told(plan, monkeypatch, in_own_process):
-    monkeypatch.setattr(remote_task, "PAUSE_S", (0.01, 0.01))
+    monkeypatch.setattr(trainer_supervisor, "PAUSE_S", (0.01, 0.01))
     with started(plan) as task:
         whole = task.held_out_loss(512, 60.0, lambda read, wanted: True)
         assert task.pid is not None

@@ -17,16 +17,16 @@ import psutil
 import pytest
 import torch
 from swarm import Swarm
-from test_remote_task import PATIENCE_S, in_own_process, plan, started, step_on, trained, wait_for_return
+from test_remote_task import trained
+from trainers import PATIENCE_S, started, step_on, wait_for_return
 
 from p2ptrain import checkpoint
 from p2ptrain.base.errors import TrainerAwayError, UserError
 from p2ptrain.base.telemetry import MemoryLog
-from peer.training import remote_task
+from peer.training import trainer_supervisor
 from peer.training.plan import TrainerPlan
 from peer.training.remote_task import RemoteTask
 
-__all__ = ["in_own_process", "plan"]
 pytestmark = pytest.mark.net
 
 CLI = (sys.executable, "-c", "from p2ptrain.cli import main; main()")
@@ -120,7 +120,7 @@ def test_displacements_reach_both_computers_and_the_runs_end_ends_the_other(plan
 def test_a_rank_that_is_killed_on_the_other_computer_returns_and_so_does_a_leader(
     plan, at, tmp_path, in_own_process, monkeypatch
 ):
-    monkeypatch.setattr(remote_task, "PAUSE_S", (0.01, 0.01))
+    monkeypatch.setattr(trainer_supervisor, "PAUSE_S", (0.01, 0.01))
     losses, log = trained(plan)[0], MemoryLog()
     with other(at, tmp_path) as second, started(over_two(plan, at), log) as task:
         assert task.inner_step(0.0).loss == pytest.approx(losses[0], rel=1e-5)
@@ -136,7 +136,7 @@ def test_a_rank_that_is_killed_on_the_other_computer_returns_and_so_does_a_leade
 
 
 def test_a_computer_that_falls_silent_is_lost_and_returns(plan, at, tmp_path, in_own_process, monkeypatch):
-    monkeypatch.setattr(remote_task, "PAUSE_S", (0.01, 0.01))
+    monkeypatch.setattr(trainer_supervisor, "PAUSE_S", (0.01, 0.01))
     with other(at, tmp_path) as second, started(over_two(plan, at)) as task:
         silent = psutil.Process(second.process.pid).children(recursive=True)
         for each in silent:

@@ -9,7 +9,7 @@ import torch
 from stored import stored
 
 from p2ptrain import codec
-from p2ptrain.base.errors import RemoteError
+from p2ptrain.base.errors import RemoteError, TrainerAwayError
 from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.host.learner import REWARM_STEPS, Learner
@@ -710,3 +710,35 @@ def test_its_changes_tell_whether_a_checkpoint_would_hold_the_same() -> None:
     one.inbox.adopt(LINK, step=2, progress=8.0, parts=[bytearray(part) for part in other.payloads.weights()])
     one.settle()
     assert one.changes == 5
+
+
+class MortalTask(QuadraticTask):
+    """Task whose trainer dies in one step, after it has moved half of the weights."""
+
+    dies = False
+
+    def inner_step(self, progress):
+        if self.dies:
+            self.theta[: P // 2] += 100.0
+            raise TrainerAwayError(is_torn=True)
+        return super().inner_step(progress)
+
+
+@pytest.mark.parametrize("recipe", ["swarm", "diloco", "dpsgd", "dilocox"])
+def test_a_phase_whose_weights_a_trainer_left_torn_begins_again_at_the_slow_ones(recipe):
+    task = MortalTask(torch.ones(P), torch.randn(P, generator=torch.Generator().manual_seed(1)))
+    each = learner(task, recipe=recipe)
+    x = slow(each)
+    each.advance()
+    each.advance()
+    task.dies = True
+    assert each.advance() == []
+    assert each.is_away
+    assert torch.equal(task.theta, x)
+    assert task.resets == 1
+    assert torch.equal(torch.cat(each.payloads.published.parts[:2]), x)
+    assert each.settle() == []
+    assert not each.is_away
+    task.dies = False
+    assert [each.advance() for _ in range(3)] == [[ExchangeDue()] * (each._due == (step,)) for step in (1, 2, 3)]
+    assert each.tokens == 5

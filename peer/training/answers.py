@@ -1,0 +1,100 @@
+"""Answers of a trainer, as its node checks them: its program may be anybody's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from p2ptrain.trainer.process import TrainerHandle
+
+
+class TrainerAnswer(BaseModel):
+    """Any answer."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+
+class Nothing(TrainerAnswer):
+    """An answer that only says that something is done."""
+
+
+class Figures(TrainerAnswer):
+    """What the node shows of its trainer; see ``host.tasks.TaskFigures``."""
+
+    device_name: str
+    parameter_count: int
+    computes_in: str
+    skipped_steps: int
+    coverage: float
+    micro_batch: int
+    learning_rate: float
+    cpu_s: float
+    compiler: str
+
+
+class State(TrainerAnswer):
+    """What the node shows, and what another trainer needs to go on, beside the vectors."""
+
+    figures: Figures
+    counters: Annotated[list[int], Field(min_length=4, max_length=4)]
+    """Steps ever made, those of the optimizer, and length and steps made of the current warm-up."""
+    loss_scale: list[float]
+
+
+class Begun(State):
+    """The first answer."""
+
+    guessing: float
+    """Loss of a uniform prediction."""
+    shares: bool
+    """Whether it computes in the host vector."""
+    cards: list[str] = []
+    """Names of this computer's cards that train, as nvidia-smi knows them."""
+
+
+class Losses(TrainerAnswer):
+    """Losses that have arrived, of the oldest steps without one."""
+
+    losses: list[float]
+
+
+class Stepped(State, Losses):
+    """One inner step."""
+
+    tokens: Annotated[int, Field(ge=1)]
+
+
+class Tried(TrainerAnswer):
+    """A short held-out loss."""
+
+    loss: float
+
+
+class Read(TrainerAnswer):
+    """A held-out loss."""
+
+    value: float | None
+    """None: none was read, or it is not finite."""
+    tokens: int
+    of: int
+
+
+class WrittenText(TrainerAnswer):
+    """A text that the weights write."""
+
+    text: str
+
+
+Kind = TypeVar("Kind", bound=TrainerAnswer)
+
+
+def checked(trainer: TrainerHandle, kind: type[Kind], answer: Mapping[str, Any]) -> Kind:
+    """Return a trainer's answer. Raises TrainerDiedError, after ending the trainer, if it does not fit."""
+    try:
+        return kind.model_validate(answer)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise trainer.misfit(ValueError(f"{place}: {first['msg']}")) from error
