@@ -12,11 +12,11 @@ import pytest
 import torch
 from member import ENDLESS, H, Member, more_exchanges, until
 from memory_network import MemoryNetwork
+from p2ptrain.train.loop import Signals
 from virtual_time import run as run_in_virtual_time
 
 from p2ptrain.swarm import PeerState
 from p2ptrain.swarm.events import Event, LeaveRequested, OuterStepDone, PhaseDone
-from p2ptrain.train.loop import Signals
 from peer.participation import Mode, TrainerControl
 
 Scene = Callable[[Member, Member, MemoryNetwork], Awaitable[None]]
