@@ -31,6 +31,8 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.data.corpus import open_corpus
 from p2ptrain.data.stream import cache_directory
+from p2ptrain.host.learner import Learner
+from p2ptrain.host.rules import codecs_of, learner_rules, swarm_rules
 from p2ptrain.manifest import Manifest, SignedManifest, preset, with_changes
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.driver import Driver, DriverEnvironment
@@ -42,9 +44,7 @@ from p2ptrain.swarm.events import Applied, Event, ExchangeDue, OuterStepDone
 from p2ptrain.train.autofit import Placement, place
 from p2ptrain.train.batches import CorpusReader
 from p2ptrain.train.inner import LanguageModelTask
-from p2ptrain.train.learner import Learner
 from p2ptrain.train.model import flat_model
-from p2ptrain.train.rules import codecs_of, learner_rules, swarm_rules
 from peer.network import Connection
 from peer.swarm_life import CODEC_THREADS
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from p2ptrain.base.errors import NetworkError
 from p2ptrain.codec import get
 from p2ptrain.codec.steps import SKETCH_BYTES
-from p2ptrain.train.payloads import Payloads, Snapshot
+from p2ptrain.host.payloads import Payloads, Snapshot
 
 BLOCK = 1024
 BLOCKS = 16

@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, Protocol, cast, get_args
@@ -30,6 +31,8 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.cli import run_command
 from p2ptrain.codec.steps import SKETCH_BYTES, SKETCH_SUMS
 from p2ptrain.framing import FrameKind, encode_header
+from p2ptrain.host.learner import Learner
+from p2ptrain.host.payloads import Encoded, Payloads, Snapshot
 from p2ptrain.manifest import JoinLink
 from p2ptrain.net.driver import DriverEnvironment
 from p2ptrain.net.parallel_streams import ParallelLink
@@ -37,8 +40,6 @@ from p2ptrain.ports import Directory, Link, Notebook, Transport
 from p2ptrain.swarm import Presence
 from p2ptrain.swarm.events import Announce
 from p2ptrain.swarm.messages import Accept, Message, Offer, WeightsReply
-from p2ptrain.train.learner import Learner
-from p2ptrain.train.payloads import Encoded, Payloads, Snapshot
 from p2ptrain.wire import MAX_KNOWN, decode_message, encode_message
 from peer.app import run
 from peer.assembly import PeerOptions
@@ -91,12 +92,12 @@ class WireAdversary:
     def wrapped(self, environment: DriverEnvironment, learner: Learner) -> DriverEnvironment:
         """Return an honest peer's environment with this lie."""
         payloads, self.notebook = learner.payloads, environment.notebook
+        if self.lie == "infinite":
+            payloads.propose = partial(infinite, payloads.propose)  # type: ignore[method-assign]
 
         async def work(function: Callable[..., Any], *arguments: Any) -> Any:
             if self.lie == "enormous" and function == payloads.encode:
                 return await environment.work(enormous, payloads, arguments)
-            if self.lie == "infinite" and function == payloads.propose:
-                return await environment.work(infinite, payloads, arguments)
             if self.lie == "infinite" and function == payloads.encode:
                 return await environment.work(encode_truthfully, payloads, arguments)
             result = await environment.work(function, *arguments)
@@ -155,10 +156,13 @@ def enormous(payloads: Payloads, question: Sequence[Any]) -> Encoded:
     return payloads.encode(fragments, mine, theirs, replace(true, parts=parts))
 
 
-def infinite(payloads: Payloads, question: Sequence[Any]) -> tuple[Snapshot, tuple[bytes, ...]]:
+Propose = Callable[[Sequence[int]], tuple[Snapshot, tuple[bytes, ...]]]
+
+
+def infinite(propose: Propose, fragments: Sequence[int]) -> tuple[Snapshot, tuple[bytes, ...]]:
     """Return the true proposals with a sketch of infinite weights."""
     sketch = struct.pack("<f", math.inf) * SKETCH_SUMS
-    snapshot, proposals = payloads.propose(*question)
+    snapshot, proposals = propose(fragments)
     return snapshot, tuple(each[:-SKETCH_BYTES] + sketch if each else each for each in proposals)
 
 

@@ -5,9 +5,9 @@ port              real                            in memory
 ================  ==============================  ====================================
 InnerTask         train.inner.LanguageModelTask   sim.learners.QuadraticTask
 RemoteInnerTask   peer.training.RemoteTask        none: such a task is in this process
-ExchangePayloads  train.payloads.Payloads         sim.counting.CountingLearner
-DonorWeights      train.payloads.Payloads         the same, with small tensors
-Deliveries        train.inbox.Inbox               sim.counting.CountingLearner
+ExchangePayloads  host.payloads.Payloads          sim.counting.CountingLearner
+DonorWeights      host.payloads.Payloads          the same, with small tensors
+Deliveries        host.inbox.Inbox                sim.counting.CountingLearner
 Link              net.links.StreamLink            tests: memory_network.MemoryLink
 Transport         net.transport.P2PTransport      tests: memory_network.MemoryTransport
 Directory         net.directory.DhtDirectory      tests: memory_network.MemoryDirectory
@@ -17,8 +17,10 @@ Notebook          base.telemetry.EventLog         base.telemetry.MemoryLog
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from p2ptrain.base.errors import RemoteError
@@ -78,6 +80,22 @@ class RemoteInnerTask(InnerTask, Protocol):
 
     def add(self, piece: slice, displacement: Tensor) -> None:
         """Add a displacement to a piece of the weights, and to ``theta`` if it is shared."""
+
+
+GoesOn = Callable[[int, int], bool]
+"""Called after each batch of a held-out text with the tokens read and wanted; False: read no further."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutLoss:
+    """Held-out loss, and the text that it was read from."""
+
+    value: float  # mean cross entropy in nats per predicted token
+    tokens: int  # tokens that were read; of dialogues only the answers are predicted
+    of: int  # predicted tokens that are read without a limit: data.split.HELD_OUT_TOKENS, or all if there are fewer
+
+
+NOT_READ = HeldOutLoss(math.nan, 0, 0)
 
 
 class HeldOut(Protocol):
@@ -189,7 +207,7 @@ class DonorWeights(Protocol):
         """Return the sketch of a piece of the current weights, to compare with another donor's."""
 
     def check_weights(self, parts: Opaque) -> None:
-        """Raise RemoteError unless a donor's weights (``train.sketch.PieceStore.whole``) may replace ours."""
+        """Raise RemoteError unless a donor's weights (``host.sketch.PieceStore.whole``) may replace ours."""
 
 
 class LearnerPayloads(ExchangePayloads, DonorWeights, Protocol):

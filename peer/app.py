@@ -26,12 +26,12 @@ from p2ptrain.base.text import command_line
 from p2ptrain.data.corpus import check_named
 from p2ptrain.data.stream import cache_directory
 from p2ptrain.data.weight_files import check_option
+from p2ptrain.host.loop import Signals, train
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.start_options import merged
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.recipes import RECIPES
-from p2ptrain.train.loop import Signals, train
 from peer.admission_client import AdmissionClient
 from peer.assembly import PeerOptions, TrainingSession, build
 from peer.home import Home, home_for

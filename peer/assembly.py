@@ -21,20 +21,19 @@ from p2ptrain.checkpoint import Checkpoints, Found
 from p2ptrain.data.corpus import Corpus, open_corpus
 from p2ptrain.data.rows import TextCounts
 from p2ptrain.data.stream import cache_directory
+from p2ptrain.host.keeper import Keeper
+from p2ptrain.host.learner import Learner
+from p2ptrain.host.rules import Sizes, codecs_of, fragments_of, learner_rules, matrices_of, swarm_rules
+from p2ptrain.host.tasks import PeerTask
 from p2ptrain.manifest import JoinLink, SignedManifest, parameter_count
 from p2ptrain.manifest.fitting import repetition
 from p2ptrain.net.identity import Identity
-from p2ptrain.ports import Clock, Notebook
+from p2ptrain.ports import Clock, HeldOutLoss, Notebook
 from p2ptrain.swarm import Counters, Peer, SwarmRules
 from p2ptrain.swarm.rules import SEARCH_PATIENCE_S
 from p2ptrain.train.accelerator import CPU
 from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES
-from p2ptrain.train.evaluate import HeldOutLoss
-from p2ptrain.train.keeper import Keeper
-from p2ptrain.train.learner import Learner
 from p2ptrain.train.ranks import Mesh
-from p2ptrain.train.rules import Sizes, codecs_of, fragments_of, learner_rules, matrices_of, swarm_rules
-from p2ptrain.train.tasks import PeerTask
 from peer.capacity import activation_bytes, check_memory, installed_memory
 from peer.home import Home
 from peer.initial_weights import await_hub

@@ -33,7 +33,8 @@ from p2ptrain.data.split import HELD_OUT_TOKENS
 from p2ptrain.data.stream import cache_directory
 from p2ptrain.data.tokenizer import SEPARATORS, Tokenizer
 from p2ptrain.manifest import Manifest, SignedManifest, parameter_count
-from p2ptrain.train.evaluate import HeldOutLoss, validation_loss
+from p2ptrain.ports import HeldOutLoss
+from p2ptrain.train.evaluate import validation_loss
 from p2ptrain.train.model import shape_module, summed_loss
 from peer import loading
 from peer.exported_chat import MESSAGES, ExportedChat, exported_chat

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2ptrain.base.errors import DeviceError, HomeError, UserError
+from p2ptrain.host.keeper import Keeper
+from p2ptrain.host.rules import codecs_of, fragments_of, matrices_of
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.outer.flat import FlatLayout
+from p2ptrain.ports import NOT_READ, GoesOn, HeldOutLoss
 from p2ptrain.recipes import RECIPES
 from p2ptrain.swarm import keeping
-from p2ptrain.train.evaluate import NOT_READ, GoesOn, HeldOutLoss
-from p2ptrain.train.keeper import Keeper
 from p2ptrain.train.model import shape_module
-from p2ptrain.train.rules import codecs_of, fragments_of, matrices_of
 from peer.capacity import BASE_BYTES, installed_memory
 from peer.home import Home
 from peer.start_options import StartOptions

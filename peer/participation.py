@@ -24,13 +24,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from p2ptrain.host.loop import Signals
+from p2ptrain.host.tasks import PeerLearner
 from p2ptrain.net.driver import Driver, DriverEnvironment
 from p2ptrain.net.session import decline_while_away
 from p2ptrain.ports import Link
 from p2ptrain.swarm import Counters, Peer, Presence
 from p2ptrain.swarm.events import Event, Giving, LeaveRequested, PhaseDone, TrainingEnded
-from p2ptrain.train.loop import Signals
-from p2ptrain.train.tasks import PeerLearner
 
 
 class Mode(Enum):

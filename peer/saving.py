@@ -10,8 +10,8 @@ from typing import Any
 from p2ptrain.base.daemon_thread import nap
 from p2ptrain.base.errors import HomeError, UserError
 from p2ptrain.checkpoint import Checkpoints
+from p2ptrain.host.tasks import PeerLearner
 from p2ptrain.ports import Clock, Notebook
-from p2ptrain.train.tasks import PeerLearner
 
 SAVE_PERIOD_S = 120.0
 """Minimum seconds between two checkpoints, also in an inner phase, and so the work that a power cut costs. More for a

@@ -23,7 +23,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import click
 
@@ -62,32 +61,6 @@ UNUSABLE = re.compile("[\0-\x1f\x7f\ud800-\udfff]")
 """Characters that files of service managers cannot hold; surrogates stand for bytes that are not UTF-8 (PEP 383)."""
 LINGER = Path("/var/lib/systemd/linger")
 """Directory with one file for each user whose services run without a login (logind)."""
-
-
-class ServiceManager(Protocol):
-    """A system's manager of services, for one home."""
-
-    @property
-    def path(self) -> Path:
-        """The file that describes the service."""
-
-    def text(self) -> bytes:
-        """Return the file's content."""
-
-    def start(self) -> list[str]:
-        """Load the file, start the service, and return lines for the owner. Raises UserError."""
-
-    def stop(self) -> None:
-        """Stop the service and keep it from starting again. Raises UserError."""
-
-    def forget(self) -> None:
-        """Unload the removed file."""
-
-    def is_running(self) -> bool:
-        """Return whether the service runs now; False if the manager does not answer."""
-
-    def state(self) -> list[str]:
-        """Return lines on the service's state. Raises UserError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +115,7 @@ WantedBy=default.target
 """.encode()
 
     def start(self) -> list[str]:
+        """Load the file, start the service, and return lines for the owner. Raises UserError."""
         self._run("daemon-reload")
         self._run("reset-failed", self.unit, is_checked=False)
         self._run("enable", self.unit)
@@ -162,6 +136,7 @@ WantedBy=default.target
         self._run("daemon-reload")
 
     def is_running(self) -> bool:
+        """Return whether the service runs now; False if the manager does not answer."""
         return self._run("is-active", "--quiet", self.unit, is_checked=False).returncode == 0
 
     def state(self) -> list[str]:
@@ -246,6 +221,9 @@ class Launchd:
     ) -> subprocess.CompletedProcess[str]:
         remedy = "Log in to this Mac's desktop as this user, and repeat the command."
         return manage(["launchctl", *words], is_checked, timeout_s, remedy)
+
+
+ServiceManager = Systemd | Launchd
 
 
 def service_name(home: Path) -> str:

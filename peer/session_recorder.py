@@ -18,11 +18,11 @@ from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.checkpoint import Checkpoints
 from p2ptrain.data.corpus import Corpus
 from p2ptrain.data.split import HELD_OUT_TOKENS
-from p2ptrain.ports import Clock, Notebook
+from p2ptrain.host.loop import Hooks
+from p2ptrain.host.tasks import PeerLearner, PeerTask
+from p2ptrain.ports import NOT_READ, Clock, GoesOn, HeldOutLoss, Notebook
 from p2ptrain.swarm import Counters, keeping
-from p2ptrain.train.evaluate import NOT_READ, GoesOn, HeldOutLoss, tokens_to_read
-from p2ptrain.train.loop import Hooks
-from p2ptrain.train.tasks import PeerLearner, PeerTask
+from p2ptrain.train.evaluate import tokens_to_read
 from peer.home import Home
 from peer.saving import CheckpointSaver, reason_of
 from peer.throughput import Throughput

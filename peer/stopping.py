@@ -24,8 +24,8 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Self
 
+from p2ptrain.host.loop import Signals
 from p2ptrain.ports import Notebook
-from p2ptrain.train.loop import Signals
 
 DOUBLED_S = 0.5
 """Seconds within which a second SIGTERM counts as the first. Guess: the delays between service

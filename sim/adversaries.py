@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from p2ptrain.host.payloads import Encoded, Payloads
 from p2ptrain.outer.mixing import l2_norm
 from p2ptrain.swarm.events import Announce
 from p2ptrain.swarm.messages import Accept, Decline, Message, Offer, WeightsReply, WeightsRequest
-from p2ptrain.train.payloads import Encoded, Payloads
 from sim.counting import Blank, BlankPayload
 from sim.scenario import Forgery, Lie
 

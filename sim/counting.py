@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from p2ptrain.base.errors import RemoteError
 from p2ptrain.base.ids import LinkId
+from p2ptrain.host.inbox import RoundFinished
 from p2ptrain.swarm.events import (
     Adopted,
     Applied,
@@ -25,7 +26,6 @@ from p2ptrain.swarm.events import (
     TrainingEnded,
     Unfit,
 )
-from p2ptrain.train.inbox import RoundFinished
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Blank:
 
 @dataclass(frozen=True, slots=True)
 class BlankPayload:
-    """``train.payloads.Encoded`` without content."""
+    """``host.payloads.Encoded`` without content."""
 
     parts: tuple[Blank, ...]
     size_bytes: int
@@ -49,7 +49,7 @@ class BlankPayload:
 
 @dataclass(frozen=True, slots=True)
 class BlankDifference:
-    """``train.payloads.Difference`` without content."""
+    """``host.payloads.Difference`` without content."""
 
     distance: float
     norm: float = 0.0

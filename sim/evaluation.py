@@ -12,7 +12,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from p2ptrain.train.learner import Learner
+from p2ptrain.host.learner import Learner
 from sim.trainer import SimulatedLearner
 
 

@@ -13,13 +13,13 @@ from torch import Tensor
 from p2ptrain.base.ids import RunId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.codec import CodecTerms, Matrices, proposal_size
+from p2ptrain.host.keeper import Keeper
+from p2ptrain.host.learner import Learner
+from p2ptrain.host.rules import codecs_of, learner_rules, swarm_rules
 from p2ptrain.outer.fragments import slices
 from p2ptrain.ports import InnerTask, Notebook
 from p2ptrain.recipes import RECIPES
 from p2ptrain.swarm import SwarmRules
-from p2ptrain.train.keeper import Keeper
-from p2ptrain.train.learner import Learner
-from p2ptrain.train.rules import codecs_of, learner_rules, swarm_rules
 from sim.counting import Blank, CountingLearner, CountingRules
 from sim.evaluation import Evaluation, disagreement, slow_weights
 from sim.learners import QuadraticTask

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf, isnan, nan
 
+from p2ptrain.host.keeper import Keeper
+from p2ptrain.host.learner import Learner
 from p2ptrain.swarm.events import Event, OuterStepDone
-from p2ptrain.train.keeper import Keeper
-from p2ptrain.train.learner import Learner
 from sim.counting import CountingLearner
 from sim.world import World
 

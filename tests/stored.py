@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from p2ptrain.checkpoint import parts
-from p2ptrain.train.learner import Learner
+from p2ptrain.host.learner import Learner
 
 
 def stored(learner: Learner) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -17,7 +17,7 @@ LAYERS = (
     {"p2ptrain", "base"},
     {"outer", "codec", "swarm"},
     {"manifest", "recipes", "framing", "wire", "ports", "statements", "admission", "receipts"},
-    {"trainer", "train", "data", "checkpoint", "page"},
+    {"trainer", "host", "train", "data", "checkpoint", "page"},
     {"net"},
     {"cli", "peer", "bootstrap"},
     {"sim"},
@@ -147,7 +147,14 @@ def test_no_circles_between_rooms() -> None:
 
 def test_the_network_knows_a_learner_by_its_ports() -> None:
     sources = [path.read_text() for path, own in MODULES.items() if own == "net"]
-    assert {name for each in sources for name, _ in imports(each) if room(name) == "train"} <= {"p2ptrain.train.sketch"}
+    learners = {name for each in sources for name, _ in imports(each) if room(name) in ("host", "train")}
+    assert learners <= {"p2ptrain.host.sketch"}
+
+
+def test_host_state_knows_no_model_and_no_trainer_knows_it() -> None:
+    arrows = {(own, room(name)) for path, own in MODULES.items() for name, _ in imports(path.read_text())}
+    apart = ("train", "trainer", "data")
+    assert not arrows & {*(("host", each) for each in apart), *((each, "host") for each in apart)}
 
 
 def test_the_hubs_client_is_imported_without_its_telemetry() -> None:

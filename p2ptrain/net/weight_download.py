@@ -17,12 +17,12 @@ from typing import Any
 
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, short
+from p2ptrain.host.sketch import SKETCH_BYTES, PieceStore, distance
 from p2ptrain.net.payload import receive_payload
 from p2ptrain.net.rpc import send_message
 from p2ptrain.ports import Link, Notebook, Opaque
 from p2ptrain.swarm.download_plan import Action, Cancel, Compare, DownloadPlan, Fetch, Span, cut
 from p2ptrain.swarm.keeping import words
-from p2ptrain.train.sketch import SKETCH_BYTES, PieceStore, distance
 
 SKETCH_DEADLINE_S = 60.0
 """Timeout of a comparison, dialing included. Guess: measure sketches of large pieces on slow

@@ -19,6 +19,7 @@ from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.swarm.claims import ahead_of, believed, is_far
 from p2ptrain.swarm.core_state import CoreState
 from p2ptrain.swarm.events import Adopt, Close, Donate, LinkFailed, Open, Pull, Send, Unfit
+from p2ptrain.swarm.judging import SlowPartnerPenalty
 from p2ptrain.swarm.keeping import held_by, words
 from p2ptrain.swarm.matching import (
     catch_up_bound,
@@ -31,7 +32,6 @@ from p2ptrain.swarm.messages import Decline, DeclineReason, PeerState, WeightsRe
 from p2ptrain.swarm.peer_info import FailureKind, PeerInfo
 from p2ptrain.swarm.progress import entry_progress
 from p2ptrain.swarm.rules import ASLEEP_S, GIVING_WINDOW_S, MAX_DONATIONS, MAX_KNOWN, UNREAD_S
-from p2ptrain.swarm.slow_partners import SlowPartnerPenalty
 
 SHORT_PAUSE_S, LONG_PAUSE_S = 1.0, 20.0
 """First and longest pause before a donor that declined is asked again; each decline in a row doubles it. The donor's

@@ -15,7 +15,7 @@
     HERE       there never was another donor             CONFIRMED
 
 A digest proves transport only; another peer's copy shows whether a piece is useful, because copies of one swarm are
-near each other. They are compared by sketches of some hundred bytes (``train.sketch``), made after the piece arrived.
+near each other. They are compared by sketches of some hundred bytes (``host.sketch``), made after the piece arrived.
 Any donor may be asked for a sketch, so a few that collude are outvoted. A donor with ``MAX_STRIKES`` strikes is
 dropped, and its unconfirmed pieces are asked of others. The shell fetches, compares and holds the bytes.
 """
@@ -238,7 +238,7 @@ class DownloadPlan:
         return [*(Cancel(other, number) for other in slower), *self.act(now)]
 
     def compared(self, donor: PeerId, number: int, distance: float, now: float) -> list[Action]:
-        """Record this donor's distance from the piece that arrived (``train.sketch.distance``; NaN if it has none)."""
+        """Record this donor's distance from the piece that arrived (``host.sketch.distance``; NaN if it has none)."""
         piece = self._pieces[number]
         if piece.comparing != donor or piece.giver is None:
             return []

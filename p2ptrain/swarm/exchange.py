@@ -15,8 +15,7 @@ from math import inf
 
 from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.swarm.events import SwapDone
-from p2ptrain.swarm.keeping import is_keeper
-from p2ptrain.swarm.messages import Terms
+from p2ptrain.swarm.messages import Terms, is_keeper
 from p2ptrain.swarm.rules import ASLEEP_S
 from p2ptrain.swarm.transitions import Transition, TransitionTable
 from p2ptrain.swarm.trust import per_fragment

@@ -10,17 +10,26 @@ from p2ptrain.swarm.claims import is_left_behind
 from p2ptrain.swarm.core_state import CoreState
 from p2ptrain.swarm.events import Close, Commit, LinkFailed, Note, Open, Send, Swap, SwapDone
 from p2ptrain.swarm.exchange import Exchange, ExchangeBook, ExchangeState
-from p2ptrain.swarm.judging import Judge
-from p2ptrain.swarm.keeping import KeeperPosition, is_keeper
+from p2ptrain.swarm.judging import Judge, SlowPartnerPenalty
+from p2ptrain.swarm.keeping import KeeperPosition
 from p2ptrain.swarm.matching import Answer, OfferView, Violation, answer, implausible_progress
 from p2ptrain.swarm.meeting import MeetingEvent
-from p2ptrain.swarm.messages import EXCHANGING, Accept, Acknowledge, Decline, DeclineReason, Offer, PeerState, Terms
+from p2ptrain.swarm.messages import (
+    EXCHANGING,
+    Accept,
+    Acknowledge,
+    Decline,
+    DeclineReason,
+    Offer,
+    PeerState,
+    Terms,
+    is_keeper,
+)
 from p2ptrain.swarm.partners import MOMENTARY, choose, own_terms, pause_after, pause_for_others
 from p2ptrain.swarm.peer_info import FailureKind, PeerInfo
 from p2ptrain.swarm.progress import progress_displacement
 from p2ptrain.swarm.rounds import HURRIED_S, Rounds
 from p2ptrain.swarm.rules import MAX_EXCHANGES, MAX_KNOWN, UNREAD_S
-from p2ptrain.swarm.slow_partners import SlowPartnerPenalty
 
 ROUTINE = (DeclineReason.NOT_YET, DeclineReason.CROSSING)
 """Decline reasons of a planned partner that comes later or whose offer goes first: it will send its own offer."""

@@ -84,10 +84,6 @@ def held_by(known: PeerInfo, everything: frozenset[int]) -> frozenset[int]:
     return fragments_in(known.presence.keeps) if known.presence is not None else frozenset()
 
 
-def is_keeper(terms: Terms | None) -> bool:
-    return terms is not None and terms.state is PeerState.KEEPING
-
-
 @dataclass(slots=True)
 class KeeperPosition:
     """What a keeper's partners said last: where the swarm is, and how long an outer step takes."""

@@ -130,6 +130,10 @@ class Terms:
         return 2.0 / (1 + partners) * (weight / (self.weight + weight))
 
 
+def is_keeper(terms: Terms | None) -> bool:
+    return terms is not None and terms.state is PeerState.KEEPING
+
+
 @dataclass(frozen=True, slots=True)
 class Offer:
     """Offer to exchange these fragments."""

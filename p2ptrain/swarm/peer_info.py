@@ -19,7 +19,7 @@ WITHDRAWALS_FORGIVEN = 1
 another, which may be our own slowness; one that offers only to withdraw would hold our fragments each time. Guess:
 count withdrawals of honest peers."""
 REST = 4.0
-"""Pause of a peer that held us in vain or for too long (``slow_partners``), as a multiple of that time; so it takes at
+"""Pause of a peer that held us in vain or for too long (``judging``), as a multiple of that time; so it takes at
 most a fifth of our time. Guess: compare swarms with other values."""
 LONE_PAUSE_S = 0.5
 """Pause of a partner while no other one can be called. Pauses make room for others; without others they only lose

@@ -135,7 +135,7 @@ class CompiledPass:
     def __init__(self, model: FlatModel, gradient: Tensor, shape: PassShape, in_graphs: bool = False) -> None:
         self._size = (shape.micro_batch, shape.sequence_length + 1)
         self._is_made = False
-        self._compiled = torch.compile(
+        self._compiled = torch.compile(  # type: ignore[call-overload]  # declared without ``isolate_recompiles``
             _LossAndGradient(model, gradient, shape),
             fullgraph=True,
             dynamic=False,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,32 +15,17 @@ import torch
 from p2ptrain.data import split
 from p2ptrain.data.corpus import Corpus
 from p2ptrain.data.split import HELD_OUT_TOKENS
-from p2ptrain.ports import Clock
+from p2ptrain.ports import Clock, GoesOn, HeldOutLoss
 from p2ptrain.train.model import summed_loss
 from p2ptrain.train.sequence_parts import predicted_count
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-GoesOn = Callable[[int, int], bool]
-"""Called after each batch with the tokens read and wanted; False: read no further."""
-
 BATCH_LOGITS = 1 << 19
 """Sequences x tokens x vocabulary computed at once: 16 sequences of the demo model. Measured over 65,536 tokens, four
 rounds: 1.0 to 1.2 s of CPU; 2**17 and 2**21 differ by less than the rounds do, 2**25 takes 2.0 to 2.7 s and 480 MB
 more."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOutLoss:
-    """Held-out loss, and the text that it was read from."""
-
-    value: float  # mean cross entropy in nats per predicted token
-    tokens: int  # tokens that were read; of dialogues only the answers are predicted
-    of: int  # predicted tokens that are read without a limit: HELD_OUT_TOKENS, or all if there are fewer
-
-
-NOT_READ = HeldOutLoss(math.nan, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from torch import Tensor
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.data import assign
 from p2ptrain.data.corpus import Corpus
+from p2ptrain.ports import GoesOn, HeldOutLoss
 from p2ptrain.train import accelerator
 from p2ptrain.train.autofit import CARD_MEMORY_FRACTION, Placement
 from p2ptrain.train.batches import Batches, CorpusReader
@@ -41,7 +42,7 @@ from p2ptrain.train.compiled_pass import (
     PassShape,
 )
 from p2ptrain.train.device_copies import Arrival, copies_of
-from p2ptrain.train.evaluate import GoesOn, HeldOutLoss, HeldOutText, validation_loss
+from p2ptrain.train.evaluate import HeldOutText, validation_loss
 from p2ptrain.train.generate import Sampling, generate_answer, generate_text
 from p2ptrain.train.loss_scale import LossScale
 from p2ptrain.train.model import FlatModel, recompute_activations, summed_loss

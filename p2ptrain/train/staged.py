@@ -22,11 +22,11 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.data.corpus import Corpus
 from p2ptrain.data.split import HELD_OUT_TOKENS
-from p2ptrain.ports import Clock
+from p2ptrain.ports import Clock, GoesOn, HeldOutLoss
 from p2ptrain.train.autofit import Placement
 from p2ptrain.train.batches import CorpusReader
 from p2ptrain.train.cross_entropy import summed_cross_entropy
-from p2ptrain.train.evaluate import BATCH_LOGITS, GoesOn, HeldOutLoss, batches_to_skip, tokens_to_read
+from p2ptrain.train.evaluate import BATCH_LOGITS, batches_to_skip, tokens_to_read
 from p2ptrain.train.inner import CLIP_EPSILON, LanguageModelTask
 from p2ptrain.train.model import autocast_to
 from p2ptrain.train.ranks import Ranks

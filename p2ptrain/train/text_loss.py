@@ -28,7 +28,8 @@ import torch
 from torch import Tensor
 
 from p2ptrain.data.packing import IGNORED
-from p2ptrain.train.evaluate import BATCH_LOGITS, GoesOn
+from p2ptrain.ports import GoesOn
+from p2ptrain.train.evaluate import BATCH_LOGITS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -21,9 +21,9 @@ from typing import Any
 from p2ptrain.base import files
 from p2ptrain.base.clock import JUMP_S, wall
 from p2ptrain.base.errors import DeviceError
+from p2ptrain.host.loop import Signals
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.ports import Clock, Notebook
-from p2ptrain.train.loop import Signals
 from peer.home import Home
 from peer.messages import line
 from peer.owner import status

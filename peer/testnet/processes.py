@@ -49,13 +49,13 @@ async def start(
     log: Path,
     threads: int,
     inside: Wrap = lambda *command: command,
-    **variables: str,
+    variables: Mapping[str, str] = {},
 ) -> Child:
     """Run ``python -m module arguments`` with ``threads`` threads of torch, its output appended to ``log``.
 
     Args:
         inside: wraps the command in one that runs it elsewhere in the same process, on a host of the laboratory.
-        variables: of its environment.
+        variables: of its environment, beside ours.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     # -P: a folder in the working directory that has the name of one of our packages must not shadow it.

@@ -157,7 +157,7 @@ async def _trainer(
     trainer: TrainerProcess, arguments: Sequence[str], means: Means, variables: Mapping[str, str]
 ) -> Child:
     arguments = [*arguments, "--home", str(trainer.home.path), *means.arguments()]
-    return await processes.start(trainer.name, "peer", arguments, trainer.log, means.threads, **variables)
+    return await processes.start(trainer.name, "peer", arguments, trainer.log, means.threads, variables=variables)
 
 
 def page_url(log: Path) -> str:

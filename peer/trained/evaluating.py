@@ -16,7 +16,8 @@ from p2ptrain.data.file_store import named_files
 from p2ptrain.data.own_text import DEFAULT_COLUMN
 from p2ptrain.data.split import HELD_OUT_TOKENS
 from p2ptrain.data.stream import cache_directory
-from p2ptrain.train.evaluate import GoesOn, validation_loss
+from p2ptrain.ports import GoesOn
+from p2ptrain.train.evaluate import validation_loss
 from p2ptrain.train.text_loss import TextLoss, WindowRule, answer_loss, text_loss
 from peer.capacity import explained
 from peer.home import Home

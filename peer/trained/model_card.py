@@ -19,9 +19,9 @@ from p2ptrain.data.packed_stream import template_name
 from p2ptrain.data.sources import BUILTIN_DIGESTS
 from p2ptrain.manifest import SignedManifest, parameter_count
 from p2ptrain.manifest import Tokenizer as TokenizerSpec
+from p2ptrain.ports import HeldOutLoss
 from p2ptrain.receipts import Total
 from p2ptrain.recipes import RECIPES
-from p2ptrain.train.evaluate import HeldOutLoss
 from peer.trained.loss_curve import LossReading, thinned
 
 MOST_READINGS = 12

@@ -21,7 +21,7 @@ class Nothing(TrainerAnswer):
 
 
 class Figures(TrainerAnswer):
-    """What the node shows of its trainer; see ``train.tasks.TaskFigures``."""
+    """What the node shows of its trainer; see ``host.tasks.TaskFigures``."""
 
     device_name: str
     parameter_count: int

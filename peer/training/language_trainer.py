@@ -45,7 +45,7 @@ with large_imports():
     from peer.home import Home
     from peer.initial_weights import load_initial
     from peer.training.agreement import agree
-    from peer.training.plan import OWNERS_FAULT, REMOTE, VECTORS, RemotePlan, TrainerPlan
+    from peer.training.plan import OWNERS_FAULT, REMOTE, VECTORS, TrainerPlan, with_own
     from peer.training.remote_pieces import RemotePieces
 
 ANSWERS = ("step", "losses", "restore", "load", "store", "add", "tried", "held_out", "sample", "finish", "idle")
@@ -149,11 +149,11 @@ class LanguageTrainer:
         if ranks is not None and ranks.mesh.replicas > 1:
             self._device_name += f" ({ranks.mesh})"
         pieces = {rank: slice(*each[3:]) for rank, each in enumerate(all_ranks) if each[2]}
-        self._elsewhere = RemotePieces(ranks, pieces, host, vectors) if ranks is not None and pieces else None
+        self._elsewhere = RemotePieces(ranks, pieces, host, vectors)
         """Of ranks on other computers."""
         self.is_final = False
         """Whether the run has ended."""
-        if is_new and self._elsewhere is not None:
+        if is_new:
             self._elsewhere.bring(range(1))
         self._attachment = attachment
         self._tokens = training.tokens_per_step
@@ -180,12 +180,8 @@ class LanguageTrainer:
 
     def begin(self) -> dict[str, Any]:
         """Return the first answer."""
-        return {
-            "guessing": self._tried.guessing,
-            "shares": self._shares,
-            "cards": self._cards,
-            **self._state(),
-        }
+        own = {"guessing": self._tried.guessing, "shares": self._shares, "cards": self._cards}
+        return own | self._state()
 
     def step(self, progress: float, remaining_s: float | None) -> dict[str, Any]:
         """Make one inner step; return the losses that have arrived, of this step or of earlier ones, in order.
@@ -204,8 +200,7 @@ class LanguageTrainer:
     def restore(self, counters: list[int], loss_scale: list[float]) -> dict[str, Any]:
         """Go on with the weights and moments of the host vector and these counters."""
         own = self._task.state_dict()
-        if self._elsewhere is not None:
-            self._elsewhere.fetch(range(3))
+        self._elsewhere.fetch(range(3))
         if self._vectors is not None:
             theta, own["first_moment"], own["second_moment"] = self._vectors
             self._task.theta.copy_(theta)
@@ -216,8 +211,7 @@ class LanguageTrainer:
 
     def load(self) -> dict[str, Any]:
         """Copy the weights from the host vector, where they are not that already."""
-        if self._elsewhere is not None:
-            self._elsewhere.fetch(range(1))
+        self._elsewhere.fetch(range(1))
         if self._vectors is not None:
             self._task.theta.copy_(self._vectors[0])
         return {}
@@ -230,14 +224,12 @@ class LanguageTrainer:
                 state = self._task.state_dict()
                 self._vectors[1].copy_(state["first_moment"])
                 self._vectors[2].copy_(state["second_moment"])
-        if self._elsewhere is not None:
-            self._elsewhere.bring(range(1 if moments else 3, 4))
+        self._elsewhere.bring(range(1 if moments else 3, 4))
         return self._state()
 
     def add(self, start: int, stop: int) -> dict[str, Any]:
         """Add a piece of the host vector's displacement to the weights."""
-        if self._elsewhere is not None:
-            self._elsewhere.fetch(range(3, 4), slice(start, stop))
+        self._elsewhere.fetch(range(3, 4), slice(start, stop))
         begin, end = (min(max(each - self._piece.start, 0), len(self._displacement)) for each in (start, stop))
         self._task.theta[begin:end].add_(self._displacement[begin:end].to(self._task.theta.device))
         return {}
@@ -332,7 +324,7 @@ def live(attachment: Attachment | None) -> None:
     plan = _planned(ranks.share(given))
     run = ranks.share(_run_of(plan).to_bytes().hex() if ranks.rank == 0 else None)
     if attachment is None:
-        plan = plan.elsewhere(ranks.rank, RemotePlan.model_validate_json(os.environ[REMOTE]))
+        plan = with_own(plan, ranks.rank)
     trainer = LanguageTrainer(attachment, plan, SignedManifest.from_bytes(bytes.fromhex(run)).manifest, ranks)
     answers = {name: getattr(trainer, name) for name in ANSWERS}
     if ranks.rank == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -82,12 +83,14 @@ class TrainerPlan(BaseModel):
             return *python, launcher, ranks, self.at, str(1 + self.others), "0"
         return (*python, launcher, ranks) if self.own_ranks > 1 else (*python, "peer.training.language_trainer")
 
-    def elsewhere(self, rank: int, own: RemotePlan) -> TrainerPlan:
-        """Return the plan of a rank on another computer, with what that computer's owner has named."""
-        devices = tuple(own.device if each == rank else name for each, name in enumerate(self.devices))
-        return self.model_copy(update={**own.model_dump(exclude={"device"}), "devices": devices})
-
     def path(self, name: str) -> Path | None:
         """Return a file that the owner named."""
         found: str | None = getattr(self, name)
         return None if found is None else Path(found)
+
+
+def with_own(plan: TrainerPlan, rank: int) -> TrainerPlan:
+    """Return the plan of a rank on another computer, with what that computer's owner has named."""
+    own = RemotePlan.model_validate_json(os.environ[REMOTE])
+    devices = tuple(own.device if each == rank else name for each, name in enumerate(plan.devices))
+    return plan.model_copy(update={**own.model_dump(exclude={"device"}), "devices": devices})

@@ -18,7 +18,8 @@ ALL = slice(0, sys.maxsize)
 class RemotePieces:
     """One rank's part in moving them, a collective of rank 0 and the ranks that have some; others do nothing."""
 
-    ranks: Ranks
+    ranks: Ranks | None
+    """None: this process is alone, and there are no pieces."""
     pieces: Mapping[int, slice]
     """By rank."""
     host: HostVector | None
@@ -28,19 +29,23 @@ class RemotePieces:
 
     def fetch(self, numbers: range, within: slice = ALL) -> None:
         """Copy some of the host vectors to the ranks, where these are ``within``."""
+        if (ranks := self.ranks) is None:
+            return
         for rank, piece in self.pieces.items():
             begin, end = max(piece.start, within.start), min(piece.stop, within.stop)
             for number in numbers if begin < end else ():
-                if self.ranks.rank == 0 and self.host is not None:
-                    self.ranks.send_to(self.host.vector(number)[begin:end], rank)
-                elif self.ranks.rank == rank:
-                    self.ranks.receive_from(self.copies[number][begin - piece.start : end - piece.start], 0)
+                if ranks.rank == 0 and self.host is not None:
+                    ranks.send_to(self.host.vector(number)[begin:end], rank)
+                elif ranks.rank == rank:
+                    ranks.receive_from(self.copies[number][begin - piece.start : end - piece.start], 0)
 
     def bring(self, numbers: range) -> None:
         """Copy the ranks' vectors to some of the host vectors, of the first replica: the others have the same."""
+        if (ranks := self.ranks) is None:
+            return
         for rank, piece in self.pieces.items():
-            for number in numbers if self.ranks.mesh.replica(rank) == 0 else ():
-                if self.ranks.rank == 0 and self.host is not None:
-                    self.ranks.receive_from(self.host.vector(number)[piece], rank)
-                elif self.ranks.rank == rank:
-                    self.ranks.send_to(self.copies[number], 0)
+            for number in numbers if ranks.mesh.replica(rank) == 0 else ():
+                if ranks.rank == 0 and self.host is not None:
+                    ranks.receive_from(self.host.vector(number)[piece], rank)
+                elif ranks.rank == rank:
+                    ranks.send_to(self.copies[number], 0)

@@ -28,10 +28,9 @@ import torch
 from torch import Tensor
 
 from p2ptrain.base.errors import TrainerAwayError, UserError
+from p2ptrain.host.learner import REWARM_STEPS
 from p2ptrain.outer.flat import FlatLayout
-from p2ptrain.ports import Notebook
-from p2ptrain.train.evaluate import NOT_READ, GoesOn, HeldOutLoss
-from p2ptrain.train.learner import REWARM_STEPS
+from p2ptrain.ports import NOT_READ, GoesOn, HeldOutLoss, Notebook
 from p2ptrain.trainer.host_vector import HostVector
 from p2ptrain.trainer.process import OnNote, TrainerDiedError, TrainerHandle
 from peer.training import answers
@@ -58,7 +57,7 @@ class RemoteStep:
 
 
 class RemoteTask:
-    """``ports.RemoteInnerTask``, ``ports.HeldOut`` and ``train.tasks.PeerTask`` of a trainer's process.
+    """``ports.RemoteInnerTask``, ``ports.HeldOut`` and ``host.tasks.PeerTask`` of a trainer's process.
 
     Args:
         plan: what to train.

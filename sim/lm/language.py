@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from p2ptrain.base.ids import PeerId
+from p2ptrain.host.keeper import Keeper
+from p2ptrain.host.learner import Learner
+from p2ptrain.host.rules import codecs_of, fragments_of, learner_rules, matrices_of
 from p2ptrain.manifest import TrainingSection
 from p2ptrain.manifest.model import Llama, LlamaConfig
 from p2ptrain.ports import InnerTask, Notebook
 from p2ptrain.recipes import RECIPES
 from p2ptrain.train.batches import CorpusReader
-from p2ptrain.train.keeper import Keeper
-from p2ptrain.train.learner import Learner
-from p2ptrain.train.rules import codecs_of, fragments_of, learner_rules, matrices_of
 from sim.evaluation import Evaluation, disagreement, slow_weights
 from sim.learning import LanguageModelLearner
 from sim.lm.pool import LanguageModelPool

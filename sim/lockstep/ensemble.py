@@ -20,9 +20,9 @@ from torch import Tensor
 
 from p2ptrain.codec import Codec, CodecTerms, LowRankCodec, Matrices, is_decodable
 from p2ptrain.codec.base import MagnitudeError
+from p2ptrain.host.rules import codecs_of
 from p2ptrain.outer.step import OuterRule
 from p2ptrain.recipes import RECIPES, Stream
-from p2ptrain.train.rules import codecs_of
 from sim.evaluation import Evaluation, finite
 from sim.learner_pool import QuadraticLearnerPool
 from sim.learning import LanguageModelLearner

@@ -3,7 +3,7 @@
 There are no messages and no clock: after H inner steps of all peers, each average is a matrix product or a mean.
 Recipes with a global average are simulated in this way (``bench.cost`` computes the cost of their waiting), and tests
 check the invariants of the recipes on it. The arithmetic of an outer step is the learner's own
-(``train.outer_phase``), on all peers' weights stacked.
+(``host.outer_phase``), on all peers' weights stacked.
 
 Legend: N peers, P parameters, F elements of one fragment.
 """
@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from p2ptrain.base.ids import PeerId
+from p2ptrain.host.outer_phase import OuterPhase
 from p2ptrain.outer.mixing import displaced, late_momentum, late_pseudo_gradient
 from p2ptrain.outer.step import OuterRule, OuterState, outer_step, pseudo_gradient
 from p2ptrain.ports import InnerTask
 from p2ptrain.recipes import Mix, Recipe, Stream
 from p2ptrain.swarm.topology import Topology, planned_partners
-from p2ptrain.train.outer_phase import OuterPhase
 
 Send = Callable[[Stream, int, Tensor], Tensor]
 """View that others have of a stream's fragment of this number, [N, F], through a codec and back."""

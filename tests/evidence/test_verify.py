@@ -24,8 +24,8 @@ from bench.evidence.run import digest, pending, read
 from bench.evidence.scenario import tokens_per_step
 from bench.evidence.tuning import GRIDS, STAGES, inner_points, tuning_cells
 from bench.evidence.verify import TIME_TOLERANCE, TOLERANCE, agree, shortened, simulated_briefly
+from p2ptrain.host import rules
 from p2ptrain.swarm.messages import Terms
-from p2ptrain.train import rules
 from sim.scenario import Scenario
 
 GRID = tuning_cells([DILOCO, SWARM_2])

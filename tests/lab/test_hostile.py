@@ -20,6 +20,8 @@ from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.codec import CodecTerms
 from p2ptrain.framing import FrameKind, decode_header
+from p2ptrain.host.learner import Learner
+from p2ptrain.host.payloads import Payloads, Snapshot
 from p2ptrain.net.driver import DriverEnvironment, at_once
 from p2ptrain.net.identity import Identity, verify
 from p2ptrain.net.links import Limits, StreamLink
@@ -32,8 +34,6 @@ from p2ptrain.ports import Directory, Link, Notebook
 from p2ptrain.statements import packed
 from p2ptrain.swarm import PeerState, Presence
 from p2ptrain.swarm.messages import Accept, Decline, DeclineReason, Offer, Terms
-from p2ptrain.train.learner import Learner
-from p2ptrain.train.payloads import Payloads, Snapshot
 from p2ptrain.wire import MAX_KNOWN, decode_message, encode_message
 
 FP32 = codecs.get("fp32")
@@ -191,8 +191,8 @@ def test_partners_reject_a_sketch_of_infinite_weights_and_the_adversary_does_not
     honest, environment = theirs.proposals((0,)), disguised("infinite", payloads=liars)
 
     async def lie() -> tuple[Any, Any]:
-        proposals = await environment.work(liars.proposals, (0,), liars.published)
-        return proposals, await environment.work(liars.encode, (0,), proposals, honest, liars.published)
+        snapshot, proposals = liars.propose((0,))
+        return proposals, await environment.work(liars.encode, (0,), proposals, honest, snapshot)
 
     proposals, payload = asyncio.run(lie())
     assert payload.parts == liars.encode((0,), liars.proposals((0,)), honest).parts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from p2ptrain.codec import get
-from p2ptrain.train.payloads import Payloads, Snapshot
+from p2ptrain.host.payloads import Payloads, Snapshot
 
 Weights = list[torch.Tensor]
 

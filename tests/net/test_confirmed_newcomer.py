@@ -16,6 +16,9 @@ from p2ptrain import codec
 from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.framing import FrameKind
+from p2ptrain.host.learner import Learner
+from p2ptrain.host.payloads import Payloads, Snapshot
+from p2ptrain.host.rules import LearnerRules
 from p2ptrain.net.driver import Driver, DriverEnvironment, at_once
 from p2ptrain.net.payload import send_payload
 from p2ptrain.net.rpc import receive_message
@@ -26,9 +29,6 @@ from p2ptrain.outer.step import OuterRule
 from p2ptrain.ports import Link
 from p2ptrain.swarm import Peer, PeerState, Presence
 from p2ptrain.swarm.messages import Decline, DeclineReason, WeightsReply, WeightsRequest
-from p2ptrain.train.learner import Learner
-from p2ptrain.train.payloads import Payloads, Snapshot
-from p2ptrain.train.rules import LearnerRules
 from p2ptrain.wire import decode_message, encode_message
 from sim.learners import QuadraticTask
 

@@ -23,6 +23,8 @@ from p2ptrain.base.errors import MisfitError, NetworkError
 from p2ptrain.base.ids import PROTOCOL_VERSION, PeerId, RunId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.framing import MAX_CHUNK_BYTES, FrameKind
+from p2ptrain.host.learner import Learner
+from p2ptrain.host.rules import LearnerRules
 from p2ptrain.net.driver import FAREWELL_S, FINISHED_S, Driver, DriverEnvironment, at_once
 from p2ptrain.net.payload import receive_payload, send_payload
 from p2ptrain.net.rpc import send_message as ask
@@ -32,8 +34,6 @@ from p2ptrain.swarm import Offer, Peer, PeerState, Presence, Terms
 from p2ptrain.swarm.deadlines import PAYLOAD_BOUNDS_S
 from p2ptrain.swarm.events import Commit, LeaveRequested
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, WeightsReply, WeightsRequest
-from p2ptrain.train.learner import Learner
-from p2ptrain.train.rules import LearnerRules
 from p2ptrain.wire import decode_message, encode_message
 from sim.learners import QuadraticTask
 
@@ -47,13 +47,15 @@ OFFER = Offer(RUN, PROTOCOL_VERSION, (0,), TERMS)
 class Trainee:
     """A driven peer with its trainer."""
 
-    def __init__(self, network: MemoryNetwork, peer: PeerId) -> None:
+    def __init__(
+        self, network: MemoryNetwork, peer: PeerId, codec_name: str = "fp32", work=at_once, inner_steps=4
+    ) -> None:
         loop = asyncio.get_running_loop()
         random = torch.Generator().manual_seed(len(peer))
         task = QuadraticTask(torch.ones(P), torch.randn(P, generator=random), learning_rate=0.01)
-        rules = LearnerRules(inner_steps=4, run_tokens=1e9, outer=OuterRule(0.7, 0.5))
+        rules = LearnerRules(inner_steps, run_tokens=1e9, outer=OuterRule(0.7, 0.5))
         self.notebook = MemoryLog()
-        self.learner = Learner(task, rules, slices(P, 1), codec.get("fp32"), self.notebook)
+        self.learner = Learner(task, rules, slices(P, 1), codec.get(codec_name), self.notebook)
         swarm_rules = run_rules(
             self.learner.payloads.encoded_sizes((0,)),
             weights_bytes=4 * P,
@@ -71,7 +73,7 @@ class Trainee:
             sign=lambda e: presence(peer, e.progress, PeerState(e.state), loop.time()),
             live_until=lambda record: record.issued_at + record.lifetime_s,
             begin_training=self._begun.set,
-            work=at_once,
+            work=work,
             committed=self.committed.append,
         )
         self.driver = Driver(self.core, self.learner, environment)

@@ -25,7 +25,7 @@ NOTHING = cast(Any, None)
 
 
 class Plain:
-    """Payloads of two chunks, as of a codec without proposals (``train.payloads.Payloads``)."""
+    """Payloads of two chunks, as of a codec without proposals (``host.payloads.Payloads``)."""
 
     def current(self, fragments: object) -> None:
         return None

@@ -17,6 +17,7 @@ from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.framing import FrameKind
+from p2ptrain.host.sketch import sketch
 from p2ptrain.net.driver import at_once
 from p2ptrain.net.payload import send_payload
 from p2ptrain.net.rpc import receive_message
@@ -24,7 +25,6 @@ from p2ptrain.net.weight_download import KEEP_S, REST_S, Downloader, _DonorChann
 from p2ptrain.net.weight_server import WeightServer
 from p2ptrain.ports import Link
 from p2ptrain.swarm.download_plan import PIECE_BYTES
-from p2ptrain.train.sketch import sketch
 
 ME, GIVER, A, B, C = (PeerId(name) for name in ("me", "giver", "a", "b", "c"))
 

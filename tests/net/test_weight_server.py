@@ -17,6 +17,8 @@ from memory_network import MemoryNetwork
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.framing import FrameKind
+from p2ptrain.host.payloads import Snapshot
+from p2ptrain.host.sketch import SKETCH_BYTES, sketch
 from p2ptrain.net import weight_server as copies_module
 from p2ptrain.net.driver import at_once
 from p2ptrain.net.payload import receive_payload
@@ -24,8 +26,6 @@ from p2ptrain.net.rpc import send_message
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.net.weight_server import EACH, LONGEST_S, MAX_PINNED, SHARED_S, WeightServer
 from p2ptrain.ports import Link
-from p2ptrain.train.payloads import Snapshot
-from p2ptrain.train.sketch import SKETCH_BYTES, sketch
 
 ME, A, B = PeerId("me"), PeerId("a"), PeerId("b")
 

@@ -11,9 +11,9 @@ import torch
 from in_process import InProcessTrainer
 from swarm import TINY
 
+from p2ptrain.host import learner
 from p2ptrain.manifest import SignedManifest, create_run, sign_run
 from p2ptrain.net.identity import Identity
-from p2ptrain.train import learner
 from p2ptrain.trainer.process import TrainerHandle
 from peer.home import Home
 from peer.training import remote_task

@@ -14,6 +14,9 @@ from run_rules import run_rules
 from p2ptrain import codec
 from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.base.telemetry import MemoryLog
+from p2ptrain.host.learner import Learner
+from p2ptrain.host.loop import Signals
+from p2ptrain.host.rules import LearnerRules
 from p2ptrain.net.driver import DriverEnvironment, at_once
 from p2ptrain.outer.fragments import slices
 from p2ptrain.outer.step import OuterRule
@@ -21,9 +24,6 @@ from p2ptrain.ports import Transport
 from p2ptrain.recipes import RECIPES
 from p2ptrain.swarm import Counters, Peer, PeerState, Presence
 from p2ptrain.swarm.events import Applied, LeaveRequested
-from p2ptrain.train.learner import Learner
-from p2ptrain.train.loop import Signals
-from p2ptrain.train.rules import LearnerRules
 from peer.participation import Participation, TrainerControl
 from sim.learners import QuadraticTask
 

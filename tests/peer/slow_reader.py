@@ -13,7 +13,7 @@ from pathlib import Path
 import together
 
 from p2ptrain.cli import run_command
-from p2ptrain.train.evaluate import GoesOn, HeldOutLoss
+from p2ptrain.ports import GoesOn, HeldOutLoss
 from peer.cli import peer
 from peer.training.remote_task import RemoteTask
 

@@ -14,10 +14,10 @@ import torch
 
 from p2ptrain.base.telemetry import EventLog, MemoryLog
 from p2ptrain.codec import CodecTerms
+from p2ptrain.host.rules import codecs_of, fragments_of, matrices_of
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.net.identity import Identity
 from p2ptrain.train.model import flat_model
-from p2ptrain.train.rules import codecs_of, fragments_of, matrices_of
 from peer import assembly
 from peer.assembly import PeerOptions, TrainingSession, build, noting_progress
 from peer.home import Home

@@ -21,12 +21,13 @@ from p2ptrain import checkpoint
 from p2ptrain.base.errors import DeviceError, HomeError
 from p2ptrain.base.telemetry import EventLog
 from p2ptrain.checkpoint import store
+from p2ptrain.host import loop
+from p2ptrain.host.loop import Signals
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.net.identity import Identity
+from p2ptrain.ports import HeldOutLoss
 from p2ptrain.swarm import Counters
-from p2ptrain.train import evaluate, inner, loop
-from p2ptrain.train.evaluate import HeldOutLoss
-from p2ptrain.train.loop import Signals
+from p2ptrain.train import evaluate, inner
 from peer import app, exporting, loading, model, saving, session_recorder
 from peer.app import run
 from peer.assembly import PeerOptions, build
@@ -257,7 +258,7 @@ def test_what_failed_it_is_told_even_where_nothing_can_be_saved_any_more(
 ) -> None:
     """Check an error of CUDA, after which nothing can be read from the device."""
     at_inner_step(monkeypatch, 8, fail_with(ZeroDivisionError()))
-    monkeypatch.setattr("p2ptrain.train.state.HostState.state_dict", fail_with(RuntimeError("CUDA error: unspecified")))
+    monkeypatch.setattr("p2ptrain.host.state.HostState.state_dict", fail_with(RuntimeError("CUDA error: unspecified")))
     with pytest.raises(ZeroDivisionError):
         run(PeerOptions(None, home.path))
     assert [note["why"] for note in notes(home, "not saved")] == ["RuntimeError: CUDA error: unspecified"]

@@ -12,11 +12,12 @@ import pytest
 import torch
 from member import ENDLESS, H, Member, more_exchanges, until
 from memory_network import MemoryNetwork
+from p2ptrain.train.loop import Signals
 from virtual_time import run as run_in_virtual_time
 
 from p2ptrain.swarm import PeerState
 from p2ptrain.swarm.events import Event, LeaveRequested, OuterStepDone, PhaseDone
-from peer.participation import Mode
+from peer.participation import Mode, TrainerControl
 
 Scene = Callable[[Member, Member, MemoryNetwork], Awaitable[None]]
 
@@ -286,3 +287,10 @@ def test_events_that_come_while_nobody_is_there_are_dropped() -> None:
         assert amber.counted().outer_steps == steps
 
     play(scene)
+
+
+def test_a_node_without_a_trainer_never_begins_to_train() -> None:
+    signals, woken = Signals(), list[int]()
+    TrainerControl(signals, lambda: woken.append(1), trains=False).begin()
+    assert not signals.begin.is_set()
+    assert woken == [1]

@@ -17,12 +17,12 @@ from virtual_time import run as run_in_virtual_time
 from p2ptrain import codec
 from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.base.telemetry import MemoryLog
+from p2ptrain.host.learner import Learner
+from p2ptrain.host.rules import learner_rules, swarm_rules
 from p2ptrain.manifest import OuterSection, SwarmSection
 from p2ptrain.net.driver import Driver, DriverEnvironment, at_once
 from p2ptrain.ports import InnerTask
 from p2ptrain.swarm import Peer, PeerState, Presence
-from p2ptrain.train.learner import Learner
-from p2ptrain.train.rules import learner_rules, swarm_rules
 from peer.training import trainer_supervisor
 from peer.training.plan import TrainerPlan
 from peer.training.remote_task import RemoteTask

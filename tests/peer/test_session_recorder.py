@@ -16,8 +16,8 @@ from p2ptrain.base.daemon_thread import DaemonThread, nap
 from p2ptrain.base.errors import HomeError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import MemoryLog
-from p2ptrain.train.evaluate import HeldOutLoss
-from p2ptrain.train.loop import Signals
+from p2ptrain.host.loop import Signals
+from p2ptrain.ports import HeldOutLoss
 from peer.messages import line
 from peer.saving import LAST_PATIENCE_S, RETRY_S, TERMINATED_PATIENCE_S, CheckpointSaver
 from peer.session_recorder import (

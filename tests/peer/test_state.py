@@ -15,9 +15,9 @@ from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.page.listen_address import ListenAddress
 from p2ptrain.page.memory import MemoryFile, PageMemory, load
 from p2ptrain.page.view import MOST_PEERS, RunFacts
+from p2ptrain.ports import HeldOutLoss
 from p2ptrain.receipts import Receipt
 from p2ptrain.swarm import PeerState, Presence
-from p2ptrain.train.evaluate import HeldOutLoss
 from peer.messages import line, without_places
 from peer.session_recorder import SessionRecorder
 from peer.sharing import Sharing

@@ -14,8 +14,8 @@ import uvloop
 
 from p2ptrain.base.errors import HomeError
 from p2ptrain.base.telemetry import MemoryLog
+from p2ptrain.host.loop import Signals
 from p2ptrain.manifest import SignedManifest
-from p2ptrain.train.loop import Signals
 from peer import app
 from peer.app import run
 from peer.assembly import PeerOptions

@@ -15,9 +15,9 @@ from trainers import started, wait_for_return
 from p2ptrain import codec
 from p2ptrain.base.errors import TrainerAwayError, UserError
 from p2ptrain.base.telemetry import MemoryLog
+from p2ptrain.host.learner import REWARM_STEPS, Learner
+from p2ptrain.host.rules import LearnerRules
 from p2ptrain.outer.step import OuterRule
-from p2ptrain.train.learner import REWARM_STEPS, Learner
-from p2ptrain.train.rules import LearnerRules
 from p2ptrain.trainer import process
 from peer.training import language_trainer, remote_task, trainer_supervisor
 

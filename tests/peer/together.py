@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from p2ptrain.cli import run_command
-from p2ptrain.train.loop import Signals, train
+from p2ptrain.host.loop import Signals, train
 from peer import app
 from peer.cli import peer
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from p2ptrain.codec import get
-from p2ptrain.train.payloads import Payloads, Snapshot
+from p2ptrain.host.payloads import Payloads, Snapshot
 from sim.adversaries import Adversary, falsified
 from sim.report import SimulationReport
 from sim.scenario import Scenario

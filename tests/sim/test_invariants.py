@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from p2ptrain.host.outer_phase import OuterPhase
 from p2ptrain.outer.forms import consensus_step
 from p2ptrain.outer.step import OuterRule, OuterState
 from p2ptrain.recipes import RECIPES
-from p2ptrain.train.outer_phase import OuterPhase
 from sim.learners import QuadraticTask
 from sim.lockstep.lockstep import Lockstep, LockstepRules
 

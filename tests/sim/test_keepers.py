@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from p2ptrain.host.keeper import Keeper
 from p2ptrain.swarm import PeerState
-from p2ptrain.train.keeper import Keeper
 from sim.errors import ScenarioError
 from sim.scenario import Scenario
 from sim.scenario_file import changed, parse

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from p2ptrain.base.ids import RunId
 from p2ptrain.codec import CodecTerms, LowRankCodec
+from p2ptrain.host.payloads import Payloads, Snapshot
+from p2ptrain.host.rules import codecs_of, fragments_of, matrices_of
 from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.outer.fragments import slices
 from p2ptrain.train.model import build_module
-from p2ptrain.train.payloads import Payloads, Snapshot
-from p2ptrain.train.rules import codecs_of, fragments_of, matrices_of
 from sim.learner_pool import swarm_rules_of
 from sim.learning import LanguageModelLearner
 from sim.lm.language import LanguageLearnerPool, description, make_pool

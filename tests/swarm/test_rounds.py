@@ -30,7 +30,7 @@ from p2ptrain.swarm.events import (
 )
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, Offer
 from p2ptrain.swarm.partners import own_terms
-from p2ptrain.swarm.round_commitments import EXCHANGES_TO_FORGIVE, MAX_OURS, RoundCommitments
+from p2ptrain.swarm.rounds import EXCHANGES_TO_FORGIVE, MAX_OURS, RoundCommitments
 from p2ptrain.swarm.rules import MAX_KNOWN, ROUND_PATIENCE_S, ROUND_RECALL_S
 
 WAITING = run_rules(exchanges_per_step=0, free=(), between=(0,), topology="ring")

@@ -9,7 +9,7 @@ from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.swarm.events import Donate, LinkFailed, PeersSeen, Received, Send, SwapDone
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, Offer, PeerState, Terms, WeightsRequest
 from p2ptrain.swarm.partners import own_terms
-from p2ptrain.swarm.slow_partners import REST
+from p2ptrain.swarm.peer_info import REST
 
 DRAGGER = PeerId("dragger")
 

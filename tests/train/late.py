@@ -15,6 +15,9 @@ class LateEvent:
         self.is_past = False
         self._copies = copies
 
+    def query(self) -> bool:
+        return self.is_past
+
     def synchronize(self) -> None:
         if not self.is_past:
             self.waits.append(self.name)

@@ -363,8 +363,11 @@ def test_a_compiler_ends_with_its_parent_and_all_that_it_started(tmp_path):
     environment = {**os.environ, "CXX": str(held)}
     command = [sys.executable, "-P", "-c", program, shape]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
-        compiler = psutil.Process(int(parent.stdout.readline()))
-        cxx = psutil.Process(int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())))
-        parent.kill()
+        try:
+            compiler = psutil.Process(int(parent.stdout.readline()))
+            text = until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), 280.0)
+            cxx = psutil.Process(int(text))
+        finally:
+            parent.kill()
     for each in (compiler, cxx):
         until(lambda each=each: not each.is_running() or each.status() == psutil.STATUS_ZOMBIE)

@@ -13,9 +13,9 @@ from bench.liars import BLOCK, BLOCKS, COMMON, LIES, coarse, peer, refusals, tol
 from p2ptrain.base.errors import MisfitError
 from p2ptrain.codec import FIRST_PACE, LARGEST_MAGNITUDE, PACE, get
 from p2ptrain.codec.steps import SKETCH_BYTES
+from p2ptrain.host.payloads import Difference, Encoded, Payloads, Snapshot
+from p2ptrain.host.widths import FITTED, LEAST_GAP, MISFIT_BLOCKS, Fit, WidthFeedback, judge
 from p2ptrain.swarm.trust import are_unrelated
-from p2ptrain.train.payloads import Difference, Encoded, Payloads, Snapshot
-from p2ptrain.train.widths import FITTED, LEAST_GAP, MISFIT_BLOCKS, Fit, WidthFeedback, judge
 
 
 def lopsided(part: Tensor) -> Tensor:

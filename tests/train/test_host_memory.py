@@ -11,11 +11,11 @@ from live_memory import most_live_bytes
 
 from p2ptrain import checkpoint, codec
 from p2ptrain.base.telemetry import MemoryLog
+from p2ptrain.host.learner import Learner
+from p2ptrain.host.rules import LearnerRules
 from p2ptrain.outer.fragments import slices
 from p2ptrain.outer.step import OuterRule
 from p2ptrain.recipes import RECIPES, Recipe
-from p2ptrain.train.learner import Learner
-from p2ptrain.train.rules import LearnerRules
 from peer.capacity import host_bytes
 from sim.learners import InnerStepResult
 

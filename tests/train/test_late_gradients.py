@@ -10,12 +10,12 @@ from test_learner import LINK, TERMS, P, commit, exchange, quadratic
 from p2ptrain.base.errors import RemoteError
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.codec import CodecTerms, LowRankCodec, agree, get, proposal_for, proposal_size
+from p2ptrain.host.learner import Learner
+from p2ptrain.host.rules import LearnerRules
 from p2ptrain.outer.adaptive import RANK_WINDOW
 from p2ptrain.outer.fragments import slices
 from p2ptrain.outer.step import OuterRule
 from p2ptrain.recipes import RECIPES
-from p2ptrain.train.learner import Learner
-from p2ptrain.train.rules import LearnerRules
 from sim.lockstep.lockstep import Lockstep, LockstepRules
 from sim.step_times import effective_rank
 

@@ -10,12 +10,12 @@ from late import LateCopies
 
 from p2ptrain import codec
 from p2ptrain.base.telemetry import MemoryLog
+from p2ptrain.host.learner import Learner
+from p2ptrain.host.rules import LearnerRules
 from p2ptrain.outer.fragments import slices
 from p2ptrain.outer.step import OuterRule
 from p2ptrain.recipes import RECIPES
 from p2ptrain.train import inner
-from p2ptrain.train.learner import Learner
-from p2ptrain.train.rules import LearnerRules
 
 STEPS = 200
 

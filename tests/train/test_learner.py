@@ -12,13 +12,13 @@ from p2ptrain import codec
 from p2ptrain.base.errors import RemoteError, TrainerAwayError
 from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.base.telemetry import MemoryLog
+from p2ptrain.host.learner import REWARM_STEPS, Learner
+from p2ptrain.host.rules import LearnerRules
 from p2ptrain.outer.fragments import slices
 from p2ptrain.outer.step import OuterRule
 from p2ptrain.recipes import RECIPES
 from p2ptrain.swarm import PeerState, Terms
 from p2ptrain.swarm.events import Adopted, Applied, Commit, ExchangeDue, OuterStepDone, TrainingEnded, Unfit
-from p2ptrain.train.learner import REWARM_STEPS, Learner
-from p2ptrain.train.rules import LearnerRules
 from sim.learners import QuadraticTask
 
 P = 3000

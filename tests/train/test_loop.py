@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
+from p2ptrain.host.learner import Learner
+from p2ptrain.host.loop import Hooks, Signals, train
 from p2ptrain.swarm.events import Event, LeaveRequested, OuterStepDone, TrainingEnded
-from p2ptrain.train.learner import Learner
-from p2ptrain.train.loop import Hooks, Signals, train
 
 H = 3
 END = 4

@@ -12,12 +12,12 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from p2ptrain.base.errors import ManifestError
+from p2ptrain.host.rules import fragments_of
 from p2ptrain.manifest import parameter_count, preset, with_changes
 from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.outer.fragments import layer_slices, slices
 from p2ptrain.train import model
 from p2ptrain.train.model import build_module
-from p2ptrain.train.rules import fragments_of
 
 
 @pytest.mark.parametrize("architecture", DESCRIPTIONS)

@@ -6,11 +6,11 @@ from stored import stored
 
 from p2ptrain import codec
 from p2ptrain.base.telemetry import MemoryLog
+from p2ptrain.host.learner import Learner
+from p2ptrain.host.rules import LearnerRules
 from p2ptrain.outer.fragments import slices
 from p2ptrain.outer.step import OuterRule
 from p2ptrain.recipes import RECIPES
-from p2ptrain.train.learner import Learner
-from p2ptrain.train.rules import LearnerRules
 from sim.learners import QuadraticTask
 
 P, INNER_STEPS = 3000, 4

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from p2ptrain.base.errors import RemoteError
-from p2ptrain.train.sketch import SKETCH_BYTES, distance, sketch
+from p2ptrain.host.sketch import SKETCH_BYTES, distance, sketch
 
 
 def weights(n: int = 50_000, seed: int = 0) -> torch.Tensor:
@@ -39,7 +39,7 @@ def test_a_copy_that_was_scaled_is_as_far_whichever_of_the_two_is_ours(times: fl
 
 
 def test_pieces_longer_than_a_chunk_are_sketched_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("p2ptrain.train.sketch.CHUNK", 1000)
+    monkeypatch.setattr("p2ptrain.host.sketch.CHUNK", 1000)
     mine = weights(2500)
     changed = mine.clone()
     changed[2400] += 10.0

@@ -40,6 +40,8 @@ from p2ptrain.base.errors import ManifestError, NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.codec import get
 from p2ptrain.framing import FrameKind
+from p2ptrain.host.payloads import Payloads, Snapshot
+from p2ptrain.host.sketch import SKETCH_BYTES
 from p2ptrain.manifest.signing import SignedManifest
 from p2ptrain.net import (
     address,
@@ -58,8 +60,6 @@ from p2ptrain.net.weight_download import Downloader
 from p2ptrain.net.weight_server import WeightServer
 from p2ptrain.page.metrics import exposition
 from p2ptrain.receipts import Book, Objection, Receipt
-from p2ptrain.train.payloads import Payloads, Snapshot
-from p2ptrain.train.sketch import SKETCH_BYTES
 
 OURS = RemoteError, NetworkError
 """Errors that may end a conversation: the callers and the transport of a service expect them."""

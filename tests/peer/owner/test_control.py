@@ -24,8 +24,8 @@ from p2ptrain.base.clock import WallClock
 from p2ptrain.base.errors import MISFIT, HomeError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import MemoryLog
+from p2ptrain.host.loop import Signals
 from p2ptrain.net.throttle import MBIT, Throttles
-from p2ptrain.train.loop import Signals
 from peer.home import Home
 from peer.messages import line
 from peer.owner import commands, control_socket, status

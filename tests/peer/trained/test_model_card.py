@@ -13,8 +13,8 @@ import yaml
 from people import GUEST, ISSUER, NOW, STRANGER, Somebody
 
 from p2ptrain.manifest import SignedManifest, parameter_count
+from p2ptrain.ports import HeldOutLoss
 from p2ptrain.receipts import Receipt, Total, total
-from p2ptrain.train.evaluate import HeldOutLoss
 from peer.trained.loss_curve import LossReading, read_curve, thinned
 from peer.trained.model_card import CardFacts, TextSize, card, escaped, with_link
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from p2ptrain.ports import Deliveries, NetworkedLearner
-from p2ptrain.train.evaluate import GoesOn, HeldOutLoss
-from p2ptrain.train.loop import LoopLearner
+from p2ptrain.host.loop import LoopLearner
+from p2ptrain.ports import Deliveries, GoesOn, HeldOutLoss, NetworkedLearner
 
 if TYPE_CHECKING:
     from p2ptrain.ports import Saved

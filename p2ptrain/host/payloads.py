@@ -29,12 +29,12 @@ from p2ptrain.codec import (
     proposal_size,
     unexplained,
 )
+from p2ptrain.host.sketch import sketch
+from p2ptrain.host.widths import WidthFeedback, Widths, judge
 from p2ptrain.outer.mixing import displacement, l2_norm
 from p2ptrain.recipes import Stream
 from p2ptrain.swarm.download_plan import Span
 from p2ptrain.swarm.events import Commit
-from p2ptrain.train.sketch import sketch
-from p2ptrain.train.widths import WidthFeedback, Widths, judge
 
 TINY = torch.finfo(torch.float32).tiny
 """Norm of our weights by which distances are divided, at least."""

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from p2ptrain.base.ids import LinkId
+from p2ptrain.host.payloads import Difference, Payloads
 from p2ptrain.swarm.events import Commit
-from p2ptrain.train.payloads import Difference, Payloads
 
 
 @dataclass(frozen=True, slots=True)

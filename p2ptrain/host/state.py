@@ -18,15 +18,14 @@ import torch
 from torch import Tensor
 
 from p2ptrain.codec import Codec, is_adaptive, is_decodable, weighted_ranks
+from p2ptrain.host.inbox import Displacement
+from p2ptrain.host.outer_phase import Entry, OuterPhase, PhaseGuard, entry_of
+from p2ptrain.host.payloads import Encoded, Payloads, Snapshot
+from p2ptrain.host.rules import LearnerRules
 from p2ptrain.outer.adaptive import AdaptiveRank
 from p2ptrain.outer.mixing import displaced, displacement, l2_distance, late_momentum, late_pseudo_gradient
 from p2ptrain.outer.step import OuterState, initial_state
 from p2ptrain.ports import InnerTask, Notebook, RemoteInnerTask
-from p2ptrain.train.guard import PhaseGuard
-from p2ptrain.train.inbox import Displacement
-from p2ptrain.train.outer_phase import Entry, OuterPhase, entry_of
-from p2ptrain.train.payloads import Encoded, Payloads, Snapshot
-from p2ptrain.train.rules import LearnerRules
 
 if TYPE_CHECKING:
     from p2ptrain.ports import Saved

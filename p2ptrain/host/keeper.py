@@ -1,7 +1,7 @@
 """Keeper: the learner of a peer that holds some fragments and does not train (``swarm.keeping``).
 
 It has the slow weights of its fragments in fp32 and nothing else: no model, no momentum, no optimizer. Other fragments
-are empty tensors. Threads meet as in ``train.learner``: the training thread calls ``settle`` and is the only writer.
+are empty tensors. Threads meet as in ``host.learner``: the training thread calls ``settle`` and is the only writer.
 
 Legend: F elements of one fragment.
 """
@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from p2ptrain.codec import Codec, Matrices
+from p2ptrain.host.inbox import NOT_HELD, Adoption, Delivery, Displacement, Inbox
+from p2ptrain.host.payloads import Payloads, Snapshot
 from p2ptrain.outer.mixing import displacement
 from p2ptrain.ports import Clock
 from p2ptrain.recipes import Recipe, Stream
 from p2ptrain.swarm.events import Adopted, Applied, Event
 from p2ptrain.swarm.keeping import ranges_of
-from p2ptrain.train.inbox import NOT_HELD, Adoption, Delivery, Displacement, Inbox
-from p2ptrain.train.payloads import Payloads, Snapshot
 
 if TYPE_CHECKING:
     from p2ptrain.ports import Saved
@@ -129,7 +129,7 @@ class Keeper:
         slow = tuple(self._slow)
         self.payloads.publish(Snapshot(self.step, slow, slow, tuple(self._applied)))
 
-    # --- checkpoints (training thread) ---------------------------------------------------------------------------------
+    # --- checkpoints (training thread) --------------------------------------------------------------------------------
 
     def at_slow(self, tell: Callable[[], T]) -> T:
         return tell()

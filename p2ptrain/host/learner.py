@@ -19,13 +19,13 @@ from torch import Tensor
 
 from p2ptrain.base.errors import TrainerAwayError
 from p2ptrain.codec import Codec, Matrices
+from p2ptrain.host.inbox import Adoption, Delivery, Displacement, Inbox, RoundFinished
+from p2ptrain.host.payloads import Payloads
+from p2ptrain.host.rules import LearnerRules
+from p2ptrain.host.state import HostState
 from p2ptrain.ports import Clock, HeldOut, InnerTask, Notebook, RemoteInnerTask, StepResult
 from p2ptrain.recipes import Stream
 from p2ptrain.swarm.events import Adopted, Applied, Event, ExchangeDue, OuterStepDone, PhaseDone, TrainingEnded, Unfit
-from p2ptrain.train.inbox import Adoption, Delivery, Displacement, Inbox, RoundFinished
-from p2ptrain.train.payloads import Payloads
-from p2ptrain.train.rules import LearnerRules
-from p2ptrain.train.state import HostState
 
 if TYPE_CHECKING:
     from p2ptrain.ports import Saved
