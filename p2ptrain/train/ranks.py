@@ -208,7 +208,7 @@ class Ranks:
         for rank, found in enumerate(self.gather(problem)):
             if found is not None:
                 whose = "" if rank == self.rank else f"Rank {rank}: "
-                raise UserError(f"{whose}{found[0]}", str(found[1]))
+                raise UserError(whose + str(found[0]), str(found[1]))
         return made[0]
 
     def send_to(self, values: Tensor, rank: int) -> None:

@@ -370,7 +370,7 @@ def main() -> int:
         return OWNERS_FAULT
     except (RuntimeError, MemoryError) as error:
         if is_lost(error):
-            _fail(attachment, LOST, UserError("Another rank has ended.", ""))
+            _fail(attachment, LOST, RuntimeError("another rank has ended"))
         elif accelerator.is_out_of_memory(error):
             _fail(attachment, "memory", error)
         elif isinstance(error, torch.AcceleratorError):
