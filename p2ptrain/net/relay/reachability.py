@@ -265,8 +265,9 @@ class ReachabilityManager:
         if self.reachable:
             told = [each for each in told if each.dialed is DialOutcome.YES]
             hosts = {address.family_of(each.place) or 4: address.host_port(each.place) for each in reversed(told)}
+            (first, *_) = ports.values()  # the one port that was dialed where only one family has any
             where = " and ".join(
-                f"{hosts[family].rpartition(':')[0]}:{ports[family]}" for family in FAMILIES if family in hosts
+                f"{hosts[family].rpartition(':')[0]}:{ports.get(family, first)}" for family in FAMILIES if family in hosts
             )
             self._notebook.note("reachable", where=where, relays=self._relays)
         else:

@@ -136,6 +136,31 @@ def test_a_node_open_by_ipv6_takes_places_for_those_who_lack_it(monkeypatch: pyt
     ]
 
 
+def test_a_neighbour_that_connects_by_a_private_ipv6_address_finds_the_port_of_ipv4(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node, log = FakeNode(PRIVATE, "/ip6/fd00::2/tcp/5"), MemoryLog()
+
+    async def look(*_: object) -> ReachabilityReport:
+        return sight(DialOutcome.YES, "/ip6/fd00::2/tcp/4000")
+
+    async def reserve(*_: object, redial: bool) -> None:
+        pass
+
+    monkeypatch.setattr(reachability, "look", look)
+    monkeypatch.setattr(reachability, "reserve", reserve)
+
+    async def main() -> None:
+        here = ReachabilityManager(cast(Any, node), log, random=Random(0))
+        task = asyncio.create_task(here.run())
+        await asyncio.sleep(60.0)
+        node.alive = False
+        await task
+
+    virtual_time.run(main())
+    assert [fields["where"] for kind, fields in log.notes if kind == "reachable"] == ["[fd00::2]:5"]
+
+
 def test_an_address_with_a_zone_is_none_that_anybody_takes() -> None:
     assert not address.is_dialable("/ip6/2606:4700::1%a,b/tcp/9")
     assert address.is_dialable("/ip6/2606:4700::1/tcp/9")
