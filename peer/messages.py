@@ -312,7 +312,11 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "page": lambda f: f"[page] {f['url']}",
     "trained": lambda f: "[train] reached the run's end; the final gossip begins",
     "finished": lambda f: f"[train] finished: {_why(f)}",
-    "final loss": lambda f: f"[train] the saved model, which export writes: {_loss(f, 4)}",
+    "final loss": lambda f: (
+        f"[train] the saved model, which export writes: {_loss(f, 4)}"
+        if f["of"]
+        else "[train] the saved model's held-out loss was not read: there was no trainer to read it"
+    ),
     "share": lambda f: (
         f"[train] this computer trained {f['tokens']:,} tokens, about "
         f"{100 * f['tokens'] / f['progress']:.0f} % of those of all peers, in {f['exchanges_ok']:,} exchanges"

@@ -104,6 +104,8 @@ class CheckpointSaver:
     def rescue(self) -> None:
         """Try to save a checkpoint after training failed; an error here does not hide the first one."""
         try:
+            while self.learner.is_ahead:  # the trainer moves the weights
+                self.learner.advance()
             self.save()
         except Exception as error:  # for example, nothing can be read from a GPU after a CUDA error
             self.notebook.note("not saved", what="a checkpoint", why=reason_of(error))

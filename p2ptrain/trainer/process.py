@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from p2ptrain.base import files
 from p2ptrain.base.errors import P2pTrainError, UserError
 from p2ptrain.base.launcher import kill_tree, launched
 from p2ptrain.base.text import printable
@@ -59,6 +60,8 @@ class TrainerHandle:
         notebook: receives the trainer's notes.
         ranks: processes that train together, which the program starts.
         waits: returns whether ranks may still wait for other computers; None: they need nobody.
+
+    Raises OSError if the process cannot begin.
     """
 
     def __init__(
@@ -73,10 +76,12 @@ class TrainerHandle:
         self._silent = [0] * ranks
         """Waits in a row without a line, of each rank."""
         self._has_ended = False
-        self._process = subprocess.Popen(
-            launched(*command, P2PTRAIN_NODE=self._door.address, TORCH_CPP_LOG_LEVEL="ERROR"),  # of hosts without names
-            stdin=subprocess.DEVNULL,
-        )
+        words = launched(*command, P2PTRAIN_NODE=self._door.address, TORCH_CPP_LOG_LEVEL="ERROR")
+        try:
+            self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL)
+        except OSError:
+            self._door.close()
+            raise
 
     @property
     def pid(self) -> int:
@@ -101,7 +106,10 @@ class TrainerHandle:
         wanted = self._reply("attach")
         try:
             host, is_new = memory(FlatLayout.of_shapes(wanted["names"], wanted["shapes"]), int(wanted["vectors"]))
-        except (KeyError, TypeError, ValueError, OverflowError, OSError) as error:
+        except OSError as error:
+            self.kill()
+            raise TrainerDiedError(f"there is no memory for its weights: {files.cause(error)}") from error
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise self.misfit(error) from error
         self._send({"attached": is_new}, host.fd)
         return self._reply("answer")

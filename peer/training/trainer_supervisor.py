@@ -11,7 +11,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
+from p2ptrain.base import files
 from p2ptrain.base.backoff import PAUSE_S, backoff
+from p2ptrain.base.daemon_thread import NAP_S, nap
 from p2ptrain.base.errors import DeviceError, TrainerAwayError
 from p2ptrain.ports import Notebook
 from p2ptrain.trainer.process import TrainerDiedError, TrainerHandle
@@ -64,10 +66,13 @@ class TrainerSupervisor:
         self._oom_kills = oom_kills()
 
     def start(self) -> None:
-        """Start the first trainer and wait until it is ready. Raises UserError."""
+        """Start the first trainer and wait until it is ready; ``DaemonThread.run`` can interrupt. Raises UserError."""
         for tries in itertools.count(1):
+            starting = self._starter.submit(self._started)
+            while not starting.done():
+                wait([starting], NAP_S)
             try:
-                self._use(*self._starter.submit(self._started).result())
+                self._use(*starting.result())
                 return
             except TrainerDiedError as died:
                 if tries == FIRST_TRIES and self._gives_up:
@@ -75,7 +80,8 @@ class TrainerSupervisor:
                         f"The trainer cannot start: {died}.",
                         "Its output is above. Try another --device; if it goes on, please report it.",
                     ) from died
-                if self._closing.wait(self._mourn(died)):
+                nap(self._mourn(died))
+                if self._closing.is_set():
                     raise TrainerAwayError from died
 
     def close(self) -> None:
@@ -128,7 +134,10 @@ class TrainerSupervisor:
 
     def _started(self) -> tuple[TrainerHandle, dict[str, Any]]:
         """Return a trainer and its first answer. Raises TrainerDiedError and UserError."""
-        trainer = self._starting = self._new()
+        try:
+            trainer = self._starting = self._new()
+        except OSError as error:  # no memory for a process, or too many
+            raise TrainerDiedError(f"its process cannot begin: {files.cause(error)}") from error
         try:
             if self._closing.is_set():
                 raise TrainerDiedError("the node ends")

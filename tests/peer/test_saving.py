@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from p2ptrain.base.errors import HomeError
 from p2ptrain.base.telemetry import MemoryLog
 from peer import saving
 from peer.saving import CheckpointSaver
@@ -45,6 +46,24 @@ def test_saves_are_paced_by_what_they_cost(
 def test_a_failure_after_a_failure_is_noted_only() -> None:
     """Check the last save after training failed: nothing may hide why it did."""
     log = MemoryLog()
-    learner = SimpleNamespace(state_dict=lambda: 1 / 0)
+    learner = SimpleNamespace(state_dict=lambda: 1 / 0, is_ahead=False)
     CheckpointSaver(cast(Any, None), cast(Any, learner), dict, log).rescue()
     assert list(log.notes) == [("not saved", {"what": "a checkpoint", "why": "ZeroDivisionError: division by zero"})]
+
+
+def test_a_rescue_waits_for_the_step_that_the_trainer_is_ahead() -> None:
+    """Check that no checkpoint is written of weights that the trainer moves."""
+    done = list[str]()
+    learner = SimpleNamespace(changes=0, is_ahead=True)
+
+    def advance() -> None:
+        learner.is_ahead = False
+        done.append("advance")
+
+    def state_dict() -> None:
+        done.append("save")
+        raise HomeError("It is full.", "Free some.")
+
+    learner.advance, learner.state_dict = advance, state_dict
+    CheckpointSaver(cast(Any, None), cast(Any, learner), dict, MemoryLog()).rescue()
+    assert done == ["advance", "save"]

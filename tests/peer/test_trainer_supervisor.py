@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from p2ptrain.base.daemon_thread import DaemonThread
 from p2ptrain.base.errors import DeviceError, UserError
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.trainer.process import TrainerDiedError
@@ -89,6 +92,32 @@ def test_a_trainer_that_cannot_start_is_an_error_after_some_tries():
     with supervised(*[DEATH] * FIRST_TRIES) as each, pytest.raises(DeviceError, match="process 7 was ended"):
         each.supervisor.start()
     assert each.pauses == [0.001, 0.002]  # none after the last
+
+
+def test_a_process_that_the_system_refuses_is_a_trainer_that_cannot_start(monkeypatch):
+    def refused():
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    with supervised() as each:
+        monkeypatch.setattr(each.supervisor, "_new", refused)
+        with pytest.raises(DeviceError, match="process cannot begin: Resource temporarily unavailable"):
+            each.supervisor.start()
+
+
+def test_the_wait_for_the_first_trainer_can_be_interrupted():
+    async def node(each: Supervised) -> None:
+        with DaemonThread("training") as thread:
+            starting = asyncio.create_task(thread.run(each.supervisor.start))
+            while each.supervisor._starting is not each.made[0]:
+                await asyncio.sleep(0.001)
+            starting.cancel()
+            await asyncio.wait([starting])
+            async with asyncio.timeout(60.0):
+                await thread.call(int)
+
+    with supervised("hangs") as each:
+        asyncio.run(node(each))
+        assert not each.made[0].ended.is_set()
 
 
 def test_where_another_computer_may_return_it_is_tried_on():

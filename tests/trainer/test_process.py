@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -192,6 +193,16 @@ def test_a_program_that_talks_nonsense_is_ended_and_the_error_says_why(says, how
     started = TrainerHandle((sys.executable, "-S", "-c", SPEAKER.format(says)), MemoryLog())
     with pytest.raises(TrainerDiedError, match=how):
         started.attach({}, Node().memory)
+    assert has_ended(started.pid)
+
+
+def test_a_trainer_without_memory_for_its_weights_is_ended_and_the_error_says_so():
+    def memory(layout, vectors):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    started = TrainerHandle(PLAIN, MemoryLog())
+    with pytest.raises(TrainerDiedError, match=r"^there is no memory for its weights: Cannot allocate memory$"):
+        started.attach({}, memory)
     assert has_ended(started.pid)
 
 
