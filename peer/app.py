@@ -33,7 +33,7 @@ from p2ptrain.net.start_options import merged
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.recipes import RECIPES
 from peer.admission_client import AdmissionClient
-from peer.assembly import PeerOptions, TrainingSession, build
+from peer.assembly import PeerOptions, TrainingSession, build, fitting_mesh
 from peer.home import Home, home_for
 from peer.keeper import check_options, check_run
 from peer.manifest_fetch import ask_for_manifest
@@ -98,7 +98,7 @@ async def run_peer(given: PeerOptions, wrap: WrapEnvironment) -> None:
                         connection = network.connection
                         signed = await ask_for_manifest(options.link, lambda: connection.node, log)
                         home.save_manifest(signed)
-                    await thread.run(_check, signed, given, options, home, log)
+                    await thread.run(_check, signed, given, options, devices, home, log)
                     if network is not None:  # checked before anything costly
                         admission = AdmissionClient(network.connection, home, signed, identity.peer_id, log)
                         await admission.enter(options.link)
@@ -203,7 +203,14 @@ def _sharing(
     return sharing
 
 
-def _check(signed: SignedManifest, given: PeerOptions, options: PeerOptions, home: Home, log: EventLog) -> None:
+def _check(
+    signed: SignedManifest,
+    given: PeerOptions,
+    options: PeerOptions,
+    devices: Sequence[torch.device],
+    home: Home,
+    log: EventLog,
+) -> None:
     """Raise UserError if this machine or these options do not fit the run; note if space is little."""
     if options.keep is not None:
         check_run(signed)
@@ -212,6 +219,7 @@ def _check(signed: SignedManifest, given: PeerOptions, options: PeerOptions, hom
         log.note("little space", why=warning)
     check_named(signed.manifest, given.data, given.tokenizer, False, given.template)
     check_option(signed.manifest, given.weights)
+    fitting_mesh(options, devices, signed.manifest)
 
 
 def _track(

@@ -25,7 +25,7 @@ from p2ptrain.host.keeper import Keeper
 from p2ptrain.host.learner import Learner
 from p2ptrain.host.rules import Sizes, codecs_of, fragments_of, learner_rules, matrices_of, swarm_rules
 from p2ptrain.host.tasks import PeerTask
-from p2ptrain.manifest import JoinLink, SignedManifest, parameter_count
+from p2ptrain.manifest import JoinLink, Manifest, SignedManifest, parameter_count
 from p2ptrain.manifest.fitting import repetition
 from p2ptrain.net.identity import Identity
 from p2ptrain.ports import Clock, HeldOutLoss, Notebook
@@ -134,13 +134,7 @@ def build(
     manifest = signed.manifest
     if options.keep is not None:
         return _session(_kept(options, options.keep, home, signed), None, options, home, identity, signed, log)
-    others = other_ranks(options.team, options.at, devices)
-    memory_bytes, mesh = min(options.memory_bytes, installed_memory()), Mesh()
-    if len(devices) + others > 1 or (options.stages or 1) > 1:
-        mesh = mesh_of(manifest, devices, options.stages, memory_bytes, others)
-    elif devices[0] == CPU:  # the trainer checks the others
-        check_memory(manifest, CPU)
-        activation_bytes(manifest, CPU, options.memory_bytes)
+    mesh, others = fitting_mesh(options, devices, manifest), other_ranks(options.team, options.at, devices)
     await_hub(manifest, home, log)
     corpus = open_corpus(
         manifest,
@@ -156,6 +150,18 @@ def build(
         log.note("text repeats", why=warning)
     parts = _trained(options, devices, others, mesh, home, identity.peer_id, signed, log, stack, is_stopping)
     return _session(parts, corpus, options, home, identity, signed, log)
+
+
+def fitting_mesh(options: PeerOptions, devices: Sequence[torch.device], manifest: Manifest) -> Mesh:
+    """Return the mesh of the trainer's ranks. Raises DeviceError if they cannot train the run."""
+    others = other_ranks(options.team, options.at, devices)
+    if len(devices) + others > 1 or (options.stages or 1) > 1:
+        memory_bytes = min(options.memory_bytes, installed_memory())
+        return mesh_of(manifest, devices, options.stages, memory_bytes, others)
+    if devices[0] == CPU:  # the trainer checks the others
+        check_memory(manifest, CPU)
+        activation_bytes(manifest, CPU, options.memory_bytes)
+    return Mesh()
 
 
 def _session(

@@ -9,6 +9,7 @@ import pytest
 from swarm import ENDLESS, Program, Swarm, until
 
 from p2ptrain import checkpoint
+from peer.start_options import StartFile
 
 pytestmark = pytest.mark.net
 
@@ -106,3 +107,4 @@ def test_devices_that_cannot_train_the_run_are_one_error(devices: str, changes: 
         assert several.end() == 2, several.output
         assert says in several.output
         assert "Traceback" not in several.output
+        assert not StartFile(several.home).path.exists()
