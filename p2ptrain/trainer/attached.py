@@ -23,6 +23,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
+from p2ptrain.base import files
 from p2ptrain.base.errors import UserError
 from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.trainer.host_vector import HostVector
@@ -123,6 +124,8 @@ class Attachment:
         problem, remedy = str(error).partition("\n")[0], ""
         if isinstance(error, UserError):
             problem, remedy = error.problem, error.remedy
+        elif isinstance(error, OSError):
+            problem = files.cause(error) if error.filename is None else f"{error.filename}: {files.cause(error)}"
         self._line.send({"failed": kind, "problem": problem, "remedy": remedy})
 
     def _received(self) -> dict[str, Any]:

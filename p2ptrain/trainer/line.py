@@ -32,8 +32,8 @@ class LineClosedError(Exception):
     """The other side has closed the line or died, or sent what is no message; the error then says so."""
 
 
-class Door:
-    """Where the ranks of one trainer find their node: a socket in memory on Linux, a file elsewhere."""
+class LineServer:
+    """Accepts the lines of the ranks of one trainer: a socket in memory on Linux, a file elsewhere."""
 
     def __init__(self) -> None:
         self._folder = None if sys.platform == "linux" else tempfile.TemporaryDirectory(prefix="p2ptrain-")

@@ -21,7 +21,7 @@ from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.ports import Notebook
 from p2ptrain.trainer.attached import LOST
 from p2ptrain.trainer.host_vector import HostVector
-from p2ptrain.trainer.line import Door, Line, LineClosedError
+from p2ptrain.trainer.line import LineServer, Line, LineClosedError
 
 LISTENING_S, SILENT_S, STARTING_S = 1.0, 15, 300
 """Seconds of one wait for a trainer's next line, and waits in a row without one after which it counts as frozen, later
@@ -69,18 +69,18 @@ class TrainerHandle:
     ) -> None:
         self._notebook = notebook
         self._waits = waits
-        self._door = Door()
+        self._server = LineServer()
         self._lines: list[Line] = []
         """To the ranks, in order."""
         self._ranks: list[psutil.Process] = []
         self._silent = [0] * ranks
         """Waits in a row without a line, of each rank."""
         self._has_ended = False
-        words = launched(*command, P2PTRAIN_NODE=self._door.address, TORCH_CPP_LOG_LEVEL="ERROR")
+        words = launched(*command, P2PTRAIN_NODE=self._server.address, TORCH_CPP_LOG_LEVEL="ERROR")
         try:
             self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL)
         except OSError:
-            self._door.close()
+            self._server.close()
             raise
 
     @property
@@ -156,7 +156,7 @@ class TrainerHandle:
             time.sleep(0.01)
 
     def _close_lines(self) -> None:
-        self._door.close()
+        self._server.close()
         for line in self._lines:
             line.close()
 
@@ -174,7 +174,7 @@ class TrainerHandle:
             waits = 0
             while waits < STARTING_S and (self._waits is None or self._waits()):
                 waits += self._waits is None
-                while len(found) < len(self._silent) and (line := self._door.accept(LISTENING_S)) is not None:
+                while len(found) < len(self._silent) and (line := self._server.accept(LISTENING_S)) is not None:
                     with contextlib.suppress(LineClosedError, LookupError, TypeError, ValueError, psutil.NoSuchProcess):
                         hello = line.receive(SILENT_S * LISTENING_S) or {}
                         found[range(len(self._silent))[hello["rank"]]] = line, psutil.Process(hello["pid"])
@@ -184,7 +184,7 @@ class TrainerHandle:
                 if self._process.poll() is not None:
                     raise self._death()
         finally:
-            self._door.close()
+            self._server.close()
         self.kill()
         raise TrainerDiedError(f"its process {self.pid} did not begin within {STARTING_S * LISTENING_S:.0f} s")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import math
@@ -368,6 +369,8 @@ def main() -> int:
     except UserError as error:
         _fail(attachment, "user", error)
         return OWNERS_FAULT
+    except OSError as error:
+        _fail(attachment, "memory" if error.errno == errno.ENOMEM else "system", error)
     except (RuntimeError, MemoryError) as error:
         if is_lost(error):
             _fail(attachment, LOST, RuntimeError("another rank has ended"))

@@ -1,7 +1,8 @@
 """The inner task of a trainer in a process of its own, as its node sees it.
 
 The trainer's thread of the node asks. While there is no trainer, ``inner_step`` and the readings raise
-TrainerAwayError at once, and everything else works: weights and moments are the node's own memory.
+TrainerAwayError at once, or the UserError with which the last one ended, and everything else works: weights and moments
+are the node's own memory.
 
 What a death costs, besides the pause and the start:
 
@@ -201,6 +202,9 @@ class RemoteTask:
             return checked(trainer, kind, trainer.ask(name, on_note, **arguments))
         except TrainerDiedError as died:
             raise self._lose(died) from died
+        except UserError as error:
+            self._supervisor.fail(error)
+            raise
 
     def _present(self) -> TrainerHandle:
         """Return the trainer. Raises TrainerAwayError, and UserError."""
@@ -213,9 +217,9 @@ class RemoteTask:
 
     def inner_step(self, progress: float) -> RemoteStep:
         """Make one step. Raises TrainerAwayError, and DeviceError as ``LanguageModelTask.inner_step``."""
-        trainer = self._present()
         is_begun, self.is_ahead = self.is_ahead, False
         next_progress, self._next_progress = self._next_progress, None
+        trainer = self._present()
         left_s = self.remaining_s()
         try:
             if not is_begun:
@@ -225,6 +229,9 @@ class RemoteTask:
             answer = checked(trainer, Stepped, trainer.answer())
         except TrainerDiedError as died:
             raise self._lose(died) from died
+        except UserError as error:
+            self._supervisor.fail(error)
+            raise
         self.is_ahead, self._state = next_progress is not None, answer
         step = RemoteStep(answer.tokens, self)
         self._steps.append(step)
@@ -237,7 +244,7 @@ class RemoteTask:
 
     def read_losses(self) -> None:
         """Wait for the losses of all steps; without a trainer they remain unknown."""
-        with contextlib.suppress(TrainerAwayError):
+        with contextlib.suppress(TrainerAwayError, UserError):
             self._take_losses(self._ask("losses", answers.Losses).losses)
 
     def reset(self, warmup_steps: int) -> None:
@@ -253,7 +260,7 @@ class RemoteTask:
             return
         if moments:
             self._stored_counters = None  # until all have arrived
-        with contextlib.suppress(TrainerAwayError):
+        with contextlib.suppress(TrainerAwayError, UserError):
             self._state = self._ask("store", State, moments=moments)
             self.theta.copy_(self._passing)
             if moments:
@@ -262,7 +269,7 @@ class RemoteTask:
     def load(self) -> None:
         """Copy the weights to the trainer; the next one gets them if there is none."""
         if not self.shares:
-            with contextlib.suppress(TrainerAwayError):
+            with contextlib.suppress(TrainerAwayError, UserError):
                 self._ask("load", answers.Nothing)
 
     def add(
@@ -277,7 +284,7 @@ class RemoteTask:
         self._passing[piece].copy_(displacement)
         try:
             self._ask("add", answers.Nothing, start=piece.start, stop=piece.stop)
-        except TrainerAwayError:
+        except (TrainerAwayError, UserError):
             self.theta[piece].add_(displacement)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -309,7 +316,7 @@ class RemoteTask:
         assert self._state is not None
         self._state = self._state.model_copy(update={"counters": counters, "loss_scale": loss_scale})
         self._stored_counters = counters
-        with contextlib.suppress(TrainerAwayError):  # the next one gets them
+        with contextlib.suppress(TrainerAwayError, UserError):  # the next one gets them
             self._state = self._ask("restore", State, counters=counters, loss_scale=loss_scale)
 
     def _clear_moments(self) -> None:

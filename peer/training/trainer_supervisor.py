@@ -14,7 +14,7 @@ from typing import Any
 from p2ptrain.base import files
 from p2ptrain.base.backoff import PAUSE_S, backoff
 from p2ptrain.base.daemon_thread import NAP_S, nap
-from p2ptrain.base.errors import DeviceError, TrainerAwayError
+from p2ptrain.base.errors import DeviceError, TrainerAwayError, UserError
 from p2ptrain.ports import Notebook
 from p2ptrain.trainer.process import TrainerDiedError, TrainerHandle
 
@@ -80,7 +80,7 @@ class TrainerSupervisor:
                         f"The trainer cannot start: {died}.",
                         "Its output is above. Try another --device; if it goes on, please report it.",
                     ) from died
-                nap(self._mourn(died))
+                nap(self._note_death(died))
                 if self._closing.is_set():
                     raise TrainerAwayError from died
 
@@ -120,8 +120,12 @@ class TrainerSupervisor:
     def replace(self, died: TrainerDiedError) -> None:
         """Start another trainer after a pause, and leave it to ``is_ready``."""
         self.current, self._died_at = None, time.monotonic()
-        pause_s = self._mourn(died)
+        pause_s = self._note_death(died)
         self._another = self._starter.submit(self._start_another, pause_s)
+
+    def fail(self, error: UserError) -> None:
+        """Take the error with which the trainer has ended; ``is_ready`` raises it from now on."""
+        self.current, self._fault = None, error
 
     def wait(self, seconds: float) -> None:
         """Wait for the next trainer, at most so long."""
@@ -155,7 +159,7 @@ class TrainerSupervisor:
             except TrainerDiedError as died:
                 if self._closing.is_set():
                     return
-                pause_s = self._mourn(died)
+                pause_s = self._note_death(died)
             except BaseException as error:  # raised in the asking thread by ``is_ready``
                 self._fault = error
                 break
@@ -163,7 +167,7 @@ class TrainerSupervisor:
                 break
         self.on_return()
 
-    def _mourn(self, died: TrainerDiedError) -> float:
+    def _note_death(self, died: TrainerDiedError) -> float:
         """Note a trainer's death; return the pause before the next one."""
         if time.monotonic() - self._began_at >= LASTING_S:
             self._pauses_s = backoff(*PAUSE_S)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from p2ptrain.base.errors import UserError
 from p2ptrain.trainer.host_vector import HostVector
 from peer.training import language_trainer
 from peer.training.language_trainer import LanguageTrainer
@@ -40,6 +41,8 @@ def failing(trainer: LanguageTrainer, *arguments: Any, **named: Any) -> dict[str
                 raise MemoryError
             case "device":
                 raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nCompile with ...")
+            case "owner":
+                raise UserError("No text.", "Give --data.")
             case "no tokens":
                 return {**step(trainer, *arguments, **named), "tokens": None}
     return step(trainer, *arguments, **named)

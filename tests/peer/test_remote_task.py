@@ -15,6 +15,7 @@ from p2ptrain.base.errors import TrainerAwayError
 from p2ptrain.base.telemetry import MemoryLog
 from peer.training import remote_task, trainer_supervisor
 from peer.training.plan import TrainerPlan
+from peer.training.trainer_supervisor import TrainerSupervisor
 
 pytestmark = pytest.mark.net
 
@@ -52,6 +53,19 @@ def test_two_ranks_compute_what_one_process_does_up_to_rounding(plan, monkeypatc
     assert (theta - alone[1]).norm() < 1e-4 * alone[1].norm()
     for name, tensor in alone[2].items():
         assert (state[name] - tensor).double().norm() <= 1e-3 * tensor.double().norm()
+
+
+def test_a_step_that_was_to_follow_is_forgotten_while_there_is_no_trainer(plan, monkeypatch, in_own_process):
+    """Check it, since the next step may be the phase's last, after which the node moves the weights."""
+    monkeypatch.setattr(remote_task, "TrainerHandle", InProcessTrainer)
+    with started(plan) as task:
+        with monkeypatch.context() as away:
+            away.setattr(TrainerSupervisor, "is_ready", False)
+            task.follow_with(256.0)
+            with pytest.raises(TrainerAwayError):
+                task.inner_step(0.0)
+        task.inner_step(0.0)
+        assert not task.is_ahead
 
 
 def test_a_rank_that_is_killed_takes_the_others_with_it_and_all_return(plan, monkeypatch, in_own_process):

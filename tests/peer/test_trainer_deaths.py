@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import signal
 import sys
@@ -84,6 +85,19 @@ def test_weights_of_a_trainer_that_died_while_it_moved_them_are_shown_to_nobody(
         assert torch.equal(torch.cat(list(learner.payloads.published.slow)), learner.slow)
 
 
+def test_what_is_there_can_be_saved_after_a_fault_of_the_owner_and_no_other_trainer_starts(
+    plan, in_own_process, tmp_path
+):
+    log = MemoryLog()
+    with started(plan.model_copy(update={"shares": False}), log, failing(tmp_path, 2, "owner")) as task:
+        task.inner_step(0.0)
+        for _ in range(2):
+            with pytest.raises(UserError, match="No text"):
+                task.inner_step(256.0)
+        assert task.state_dict()["counters"][0] == 1
+    assert log.kinds() == []
+
+
 def test_a_frozen_trainer_is_ended_and_replaced(plan, monkeypatch, in_own_process, tmp_path):
     log = MemoryLog()
     with started(plan, log, failing(tmp_path, 2, "freeze")) as task:
@@ -100,6 +114,8 @@ def test_a_frozen_trainer_is_ended_and_replaced(plan, monkeypatch, in_own_proces
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "memory"),
         (MemoryError(), "memory"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "memory"),
+        (OSError(errno.EIO, "Input/output error", "tokens.bin"), "system"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "memory"),
         (torch.AcceleratorError("CUDA error: an illegal access\nCompile with ..."), "device"),
         (UserError("No text.", "Give --data."), "user"),
