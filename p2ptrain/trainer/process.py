@@ -21,7 +21,7 @@ from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.ports import Notebook
 from p2ptrain.trainer.attached import LOST
 from p2ptrain.trainer.host_vector import HostVector
-from p2ptrain.trainer.line import LineServer, Line, LineClosedError
+from p2ptrain.trainer.line import Line, LineClosedError, LineServer
 
 LISTENING_S, SILENT_S, STARTING_S = 1.0, 15, 300
 """Seconds of one wait for a trainer's next line, and waits in a row without one after which it counts as frozen, later

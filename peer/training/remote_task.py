@@ -1,8 +1,7 @@
 """The inner task of a trainer in a process of its own, as its node sees it.
 
-The trainer's thread of the node asks. While there is no trainer, ``inner_step`` and the readings raise
-TrainerAwayError at once, or the UserError with which the last one ended, and everything else works: weights and moments
-are the node's own memory.
+While there is no trainer, ``inner_step`` and the readings raise TrainerAwayError at once, or the UserError with which
+the last one ended, and everything else works: weights and moments are the node's own memory.
 
 What a death costs, besides the pause and the start:
 
@@ -21,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -175,9 +174,7 @@ class RemoteTask:
     def _lose(self, died: TrainerDiedError) -> TrainerAwayError:
         """Let a trainer that has died be replaced; return the error to raise."""
         self._steps.clear()
-        is_torn = False
-        if self._host is not None:
-            is_torn = self._host.is_torn(self._plan.own_ranks)
+        is_torn = self._host is not None and self._host.is_torn(self._plan.own_ranks)
         if (state := self._state) is not None:
             self._spent_s += state.figures.cpu_s
             self._state = state.model_copy(update={"figures": state.figures.model_copy(update={"cpu_s": 0.0})})
@@ -198,8 +195,13 @@ class RemoteTask:
         """Ask the trainer. Raises TrainerAwayError, and UserError."""
         assert not self.is_ahead, "the weights are not at rest"
         trainer = self._present()
-        try:
+        with self._noticing_its_end():
             return checked(trainer, kind, trainer.ask(name, on_note, **arguments))
+
+    @contextlib.contextmanager
+    def _noticing_its_end(self) -> Iterator[None]:
+        try:
+            yield
         except TrainerDiedError as died:
             raise self._lose(died) from died
         except UserError as error:
@@ -221,17 +223,12 @@ class RemoteTask:
         next_progress, self._next_progress = self._next_progress, None
         trainer = self._present()
         left_s = self.remaining_s()
-        try:
+        with self._noticing_its_end():
             if not is_begun:
                 trainer.post("step", progress=progress, remaining_s=left_s)
             if next_progress is not None:
                 trainer.post("step", progress=next_progress, remaining_s=left_s)
             answer = checked(trainer, Stepped, trainer.answer())
-        except TrainerDiedError as died:
-            raise self._lose(died) from died
-        except UserError as error:
-            self._supervisor.fail(error)
-            raise
         self.is_ahead, self._state = next_progress is not None, answer
         step = RemoteStep(answer.tokens, self)
         self._steps.append(step)

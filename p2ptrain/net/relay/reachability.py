@@ -265,10 +265,9 @@ class ReachabilityManager:
         if self.reachable:
             told = [each for each in told if each.dialed is DialOutcome.YES]
             hosts = {address.family_of(each.place) or 4: address.host_port(each.place) for each in reversed(told)}
-            (first, *_) = ports.values()  # the one port that was dialed where only one family has any
-            where = " and ".join(
-                f"{hosts[family].rpartition(':')[0]}:{ports.get(family, first)}" for family in FAMILIES if family in hosts
-            )
+            first = next(iter(ports.values()))  # the one port that was dialed where only one family has any
+            there = [(hosts[each].rpartition(":")[0], ports.get(each, first)) for each in FAMILIES if each in hosts]
+            where = " and ".join(f"{host}:{port}" for host, port in there)
             self._notebook.note("reachable", where=where, relays=self._relays)
         else:
             where = next((address.host_of(each.place) for each in told if each.place), "")
