@@ -75,6 +75,8 @@ class TrainerHandle:
         self._ranks: list[psutil.Process] = []
         self._silent = [0] * ranks
         """Waits in a row without a line, of each rank."""
+        self._counted_at = 0.0
+        """When the waits for further ranks were counted last."""
         self._has_ended = False
         words = launched(*command, P2PTRAIN_NODE=self._server.address, TORCH_CPP_LOG_LEVEL="ERROR")
         try:
@@ -192,9 +194,7 @@ class TrainerHandle:
         while True:
             message = self._next(0, LISTENING_S)
             if message is None or "alive" in message:
-                for rank in range(1, len(self._lines)):
-                    while (heard := self._next(rank, 0.0)) is not None:
-                        self._take(heard)
+                self._hear_others()
             elif kind in message:
                 found = message[kind]
                 if not isinstance(found, dict):
@@ -203,13 +203,27 @@ class TrainerHandle:
             elif not self._take(message) and not on_note(message):
                 self._send({"enough": True})
 
-    def _next(self, rank: int, timeout_s: float) -> dict[str, Any] | None:
-        """Return a rank's next message, or None after the timeout. Raises TrainerDiedError, also if it is frozen."""
+    def _hear_others(self) -> None:
+        """Take what further ranks have sent. Their silence counts by time, not by the first one's signs of life, many of
+        which are there at once after this process was stopped.
+        """
+        counts = time.monotonic() - self._counted_at > LISTENING_S / 2
+        if counts:
+            self._counted_at = time.monotonic()
+        for rank in range(1, len(self._lines)):
+            while (heard := self._next(rank, 0.0, counts)) is not None:
+                self._take(heard)
+
+    def _next(self, rank: int, timeout_s: float, counts: bool = True) -> dict[str, Any] | None:
+        """Return a rank's next message, or None after the timeout. Raises TrainerDiedError, also if it is frozen.
+
+        ``counts``: whether this counts as a wait.
+        """
         try:
             message = self._lines[rank].receive(timeout_s)
         except LineClosedError as error:
             raise self._death(str(error)) from None
-        self._silent[rank] = 0 if message is not None else self._silent[rank] + 1
+        self._silent[rank] = 0 if message is not None else self._silent[rank] + counts
         if self._silent[rank] >= SILENT_S:
             self.kill()
             pid, silent_s = self._ranks[rank].pid, SILENT_S * LISTENING_S

@@ -218,7 +218,7 @@ class LanguageTrainer:
         return {}
 
     def store(self, moments: bool) -> dict[str, Any]:
-        """Copy weights to the last vector, whence the node takes them once all are there; moments to their place."""
+        """Copy weights to the last vector, from which the node takes them once all are there; moments to their place."""
         if self._stores:
             self._displacement.copy_(self._task.theta)
             if moments and self._vectors is not None:
@@ -351,7 +351,7 @@ def _fail(attachment: Attachment | None, kind: str, error: Exception) -> None:
     if attachment is not None:
         attachment.fail(kind, error)
     else:
-        sys.stderr.write(f"Error: {error}\n")
+        sys.stderr.write(f"[team] {error}\n" if kind == LOST else f"Error: {error}\n")
 
 
 def main() -> int:

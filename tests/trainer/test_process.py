@@ -196,6 +196,32 @@ def test_a_program_that_talks_nonsense_is_ended_and_the_error_says_why(says, how
     assert has_ended(started.pid)
 
 
+TWO_RANKS = """
+import json, os, socket
+address = os.environ["P2PTRAIN_NODE"]
+def begun(rank):
+    node = socket.socket(socket.AF_UNIX)
+    node.connect("\\0" + address[1:] if address.startswith("@") else address)
+    node.sendall(json.dumps({"rank": rank, "pid": os.getpid()}).encode() + b"\\n")
+    return node
+first, second = begun(0), begun(1)
+first.recv(1 << 20)
+first.sendall(b'{"alive": true}\\n' * 40 + b'{"attach": {"names": ["a"], "shapes": [[4]], "vectors": 4}}\\n')
+first.recv(1 << 20)
+first.sendall(b'{"answer": {"shares": true}}\\n')
+first.recv(1)
+"""
+"""Two ranks of one process, whose first one says at once that it has long been alive."""
+
+
+def test_signs_of_life_that_have_waited_for_the_node_make_no_other_rank_silent():
+    started = TrainerHandle((sys.executable, "-S", "-c", TWO_RANKS), MemoryLog(), ranks=2)
+    try:
+        assert started.attach({}, Node().memory) == {"shares": True}
+    finally:
+        started.close()
+
+
 def test_a_trainer_without_memory_for_its_weights_is_ended_and_the_error_says_so():
     def memory(layout, vectors):
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
