@@ -218,7 +218,7 @@ class LanguageTrainer:
         return {}
 
     def store(self, moments: bool) -> dict[str, Any]:
-        """Copy weights to the last vector, from which the node takes them once all are there; moments to their place."""
+        """Copy weights to the last vector, which the node copies once all are there, and moments to their place."""
         if self._stores:
             self._displacement.copy_(self._task.theta)
             if moments and self._vectors is not None:
