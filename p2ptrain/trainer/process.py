@@ -204,8 +204,8 @@ class TrainerHandle:
                 self._send({"enough": True})
 
     def _hear_others(self) -> None:
-        """Take what further ranks have sent. Their silence counts by time, not by the first one's signs of life: after a
-        stop of this process many of these are there at once.
+        """Take what further ranks have sent. Their silence counts by time, not by the first one's signs of life: after
+        a stop of this process many of these are there at once.
         """
         counts = time.monotonic() - self._counted_at > LISTENING_S / 2
         if counts:
