@@ -321,8 +321,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "reading": lambda f: f"[train] reading the held-out text: {f['read']:,} of {f['wanted']:,} tokens",
     "saved": lambda f: f"[save] saved {UserPath(f['path'])}",
     "little space": lambda f: f"[save] warning: {f['why']}",
-    "not tracked": lambda f: f"[track] the tracker gets no figures, or not all: {_why(f)}; training continues",
-    "points dropped": lambda f: f"[track] the tracker did not get {f['dropped']:,} points",
+    "not tracked": lambda f: f"[track] TensorBoard gets no figures, or not all: {_why(f)}; training continues",
     "not saved": lambda f: f"[save] NOT saved, {f['what']}: {_why(f)}",
     "save waits": lambda f: (
         f"[save] NOT saved yet, {f['what']}: {_why(f)}; retrying every {duration(f['every_s'])} for "

@@ -185,10 +185,8 @@ class Settings(Section):
     in any case. --share takes precedence. Allowed: true or false."""
 
     track: Annotated[str, AfterValidator(tracker_name)] = "none"
-    """Tracker that gets this peer's figures once per outer step: TensorBoard writes files into a directory, wandb sends
-    them to its server or keeps them (WANDB_MODE=offline), trackio keeps them on this computer. Applies from the next
-    start; --track takes precedence. Allowed: "none", "tensorboard:<directory>", "wandb:<project>" or
-    "trackio:<project>"."""
+    """Directory for TensorBoard's files, which get this peer's figures once per outer step. Applies from the next
+    start; --track takes precedence. Allowed: "none" or "tensorboard:<directory>"."""
 
     @property
     def upload_rate(self) -> float:
