@@ -78,7 +78,7 @@ async def run_peer(given: PeerOptions, wrap: WrapEnvironment) -> None:
         if words := saved.words():
             log.note("remembered", options=command_line(*words))
         signals, rates = Signals(), Throttles()
-        sensors = Sensors(cache_directory() / "cards")
+        sensors = Sensors()
         owner = OwnerControl(home, file, settings, rates, signals, log, sensors)
         owner.nickname = options.nickname or ""
         log.listen(owner.on_note)
@@ -114,7 +114,7 @@ async def run_peer(given: PeerOptions, wrap: WrapEnvironment) -> None:
                     )
                     if options.keep is not None:  # ``build`` may refuse it
                         start.save(remembered, settings)
-                    sensors.train_on(session.cards)
+                    sensors.cards = session.cards
                     if not is_first and session.record.checkpoints.digest is None:
                         log.note("no checkpoint", seconds=SAVE_PERIOD_S)
                     sharing.set_run(signed, home, session.record, bool(options.local))

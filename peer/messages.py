@@ -347,7 +347,6 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     ),
     "pause not kept": lambda f: f"[owner] the pause is NOT kept for the next start: {_why(f)}",
     "not in effect": lambda f: f"[owner] {f['option']} in settings.toml has no effect: {_why(f)}",
-    "card left capped": lambda f: f"[owner] the card keeps the power limit gpu_watts: {_why(f)}",
     "budget used up": lambda f: (
         f"[owner] {_why(f)}: training alone until the month is over or monthly_gb is raised in settings.toml"
     ),

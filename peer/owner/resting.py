@@ -18,7 +18,7 @@ processors."""
 STALE_S = 60.0
 """Age in seconds from which readings no longer count: the sensors' thread is stuck in the kernel."""
 SILENT = f"the sensors have not answered for {STALE_S:.0f} s"
-SENSED = ("pause_while", "pause_on_battery", "pause_above_celsius", "pause_while_active_minutes", "gpu_watts")
+SENSED = ("pause_while", "pause_on_battery", "pause_above_celsius", "pause_while_active_minutes")
 """Settings that need the sensors' thread."""
 
 

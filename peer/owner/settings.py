@@ -37,8 +37,6 @@ MAX_STAGES = 64
 MAX_PROGRAMS, MAX_PROGRAM_CHARS = 32, 64
 MIN_CELSIUS, MAX_CELSIUS = 30, 110
 """Range of temperature limits in °C: rooms are cooler, and processors switch themselves off above it."""
-MIN_WATTS, MAX_WATTS = 10, 2000
-"""Range of power limits in W that any card could have; nvidia-smi knows the card's own."""
 MIN_MEMORY_GB = 0.25
 MAX_MINUTES = 1440
 
@@ -141,11 +139,6 @@ class Settings(Section):
     """Temperature of the processor or of the NVIDIA card that trains, in °C, above which the peer is paused until it is
     10 °C lower. Allowed: 0 (never), or a number from 30 to 110."""
 
-    gpu_watts: Annotated[int, Field(ge=0, le=MAX_WATTS), _zero_or_from(MIN_WATTS, "W")] = 0
-    """Power limit in W of the NVIDIA card that trains, or of several together, in equal shares; set by nvidia-smi,
-    which needs an administrator, and put back at the end. Allowed: 0 (unchanged), or a whole number from 10 to
-    2,000."""
-
     nickname: Annotated[str, AfterValidator(nickname_text)] = ""
     """Name shown to people. Applies from the next start; --nickname takes precedence. Allowed: at most 32 printable
     characters."""
@@ -234,6 +227,8 @@ def parse(text: str) -> Settings:
         data = read_toml(text)
     except ValueError as error:
         raise ValueError(f"it is not valid TOML: {error}") from None
+    if data.pop("gpu_watts", 0):  # files of older versions have it, most with 0
+        raise ValueError("gpu_watts is no option any more; delete it, and run: sudo nvidia-smi -pl WATTS")
     try:
         return Settings.model_validate(data)
     except ValidationError as error:

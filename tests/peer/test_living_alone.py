@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from trained_model import load_model
@@ -396,9 +397,10 @@ def test_a_model_that_needs_more_memory_than_its_owner_lends_is_refused(home: Ho
     assert json.loads(home.summary.read_text())["finished"]
 
 
-def test_an_option_without_effect_is_told_and_the_peer_trains(home: Home) -> None:
-    (home.path / "settings.toml").write_text("gpu_watts = 200")
+def test_an_option_without_effect_is_told_and_the_peer_trains(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: None, raising=False)
+    (home.path / "settings.toml").write_text("pause_on_battery = true")
     run(PeerOptions(None, home.path, "cpu"))
     (told,) = notes(home, "not in effect")
-    assert (told["option"], told["why"]) == ("gpu_watts", "this peer does not train on an NVIDIA card")
+    assert (told["option"], told["why"]) == ("pause_on_battery", "this system shows no battery")
     assert json.loads(home.summary.read_text())["finished"]

@@ -81,8 +81,8 @@ def test_readings_of_sensors_that_are_stuck_do_not_count() -> None:
     later = now + STALE_S + CALM_S
     assert rule.reason(ALL, current(hot, ALL, later), later) == ""
     assert current(hot, Settings(), later).faults == {}
-    assert current(hot, ALL, later).faults.keys() == set(SENSED) - {"gpu_watts"}
+    assert current(hot, ALL, later).faults.keys() == set(SENSED)
 
 
 def test_every_setting_that_needs_the_sensors_is_listed() -> None:
-    assert {each for each in Settings.model_fields if each.startswith(("pause_", "gpu_"))} == set(SENSED)
+    assert {each for each in Settings.model_fields if each.startswith("pause_")} == set(SENSED)
