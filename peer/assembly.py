@@ -24,7 +24,7 @@ from p2ptrain.data.stream import cache_directory
 from p2ptrain.host.keeper import Keeper
 from p2ptrain.host.learner import Learner
 from p2ptrain.host.rules import Sizes, codecs_of, fragments_of, learner_rules, matrices_of, swarm_rules
-from p2ptrain.host.tasks import PeerTask
+from p2ptrain.host.tasks import PeerTask, TaskFigures
 from p2ptrain.manifest import JoinLink, SignedManifest, parameter_count
 from p2ptrain.manifest.fitting import repetition
 from p2ptrain.net.identity import Identity
@@ -192,7 +192,6 @@ def _session(
         earlier_s=earlier_s,
         sampler=_sampler(task),
         keeps=held,
-        compiler=parts.remote,
     )
     if parts.remote is not None:
         parts.remote.remaining_s = record.remaining_s
@@ -203,7 +202,7 @@ def _kept(options: PeerOptions, kept: str, home: Home, signed: SignedManifest) -
     """Return what a node without a trainer has. Raises UserError."""
     learner = keeper_of(signed, kept, options.memory_bytes)
     checkpoints = Checkpoints(home.checkpoints)
-    task = KeeperTask(parameter_count(signed.manifest.model))
+    task = KeeperTask(TaskFigures(parameter_count=parameter_count(signed.manifest.model)))
     return _Trained(learner, task, checkpoints, checkpoints.load_latest(), held=learner.held)
 
 

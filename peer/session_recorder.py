@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 from p2ptrain import checkpoint
 from p2ptrain.base.clock import wall
@@ -56,13 +56,6 @@ STEPS_REMEMBERED = 1000
 median drifts in long sessions."""
 
 
-class CompilerView(Protocol):
-    """What the owner sees of the compilation: of ``BackgroundCompiler``."""
-
-    @property
-    def state(self) -> str: ...
-
-
 @dataclass(slots=True)
 class SessionRecorder:
     """Writes notes and the summary of one session, and has checkpoints saved. Runs in the training thread."""
@@ -95,7 +88,6 @@ class SessionRecorder:
     """Maximum seconds of a session that starts after the run's end; 0 if the recipe exchanges nothing."""
     is_stopping: Callable[[], bool] = lambda: False
     """Whether the owner stopped the peer."""
-    compiler: CompilerView | None = None
     keeps: frozenset[int] | None = None
     """Fragments of a node without a trainer, a keeper."""
     first_loss: HeldOutLoss | None = None
@@ -151,13 +143,13 @@ class SessionRecorder:
         self.saver.begin(is_saved=self.checkpoints.digest is not None)
         self._started_at = time.monotonic()
         self._tokens_at_start = self.learner.tokens
-        self._next_look = self._started_at + LOOK_PERIOD_S
+        self._next_look, task = self._started_at + LOOK_PERIOD_S, self.task.figures
         self.notebook.note(
             "started",
-            device=self.task.device_name,
-            parameters=self.task.parameter_count,
-            micro_batch=self.task.micro_batch,
-            computes_in=self.task.computes_in,
+            device=task.device_name,
+            parameters=task.parameter_count,
+            micro_batch=task.micro_batch,
+            computes_in=task.computes_in,
             **self._loss_fields(),
             progress=self.learner.progress,
             **({"ended": True, "seconds": self.last_exchanges_s} if self.learner.ended else {}),
@@ -217,7 +209,7 @@ class SessionRecorder:
             run_tokens=self.run_tokens,
             tokens=self.learner.tokens,
             **({"loss": self.learner.loss} if math.isfinite(self.learner.loss) else {}),  # JSON has no NaN
-            learning_rate=self.task.learning_rate,
+            learning_rate=self.task.figures.learning_rate,
             tokens_per_s=self.throughput.tokens_per_s,
             **self._time_fields(),
             peers=self.live_peers(),
@@ -317,7 +309,7 @@ class SessionRecorder:
     @property
     def _cpu_s(self) -> float:
         """CPU seconds of this process and of those that train for it."""
-        return time.process_time() + self.task.cpu_s
+        return time.process_time() + self.task.figures.cpu_s
 
     @property
     def _elapsed_s(self) -> float:
@@ -341,9 +333,9 @@ class SessionRecorder:
 
     def figures(self) -> dict[str, Any]:
         """Return the current training figures. Safe from any thread."""
-        learner, counters = self.learner, self.counted()
+        learner, task, counters = self.learner, self.task.figures, self.counted()
         return {
-            "device": self.task.device_name,
+            "device": task.device_name,
             "step": learner.step,
             "progress": learner.progress,
             "fraction": min(learner.progress / self.run_tokens, 1.0),
@@ -355,8 +347,8 @@ class SessionRecorder:
             "trained_s": self.trained_s,
             "tokens_per_s": self.throughput.tokens_per_s,
             **self._time_fields(),
-            "skipped_steps": self.task.skipped_steps,
-            "compiler": "" if self.compiler is None or learner.ended else self.compiler.state,
+            "skipped_steps": task.skipped_steps,
+            "compiler": "" if learner.ended else task.compiler,
             "exchanges_ok": counters.exchanges_ok,
             "exchanges_failed": counters.exchanges_failed,
             "unsaved_s": self.saver.unsaved_s,
@@ -398,7 +390,7 @@ class SessionRecorder:
             "longest_stall_inner_steps": self._longest_stall(),
             "outer_steps": self.learner.step,
             "outer_steps_in_swarm": counters.outer_steps,
-            "coverage": self.task.coverage,
+            "coverage": self.task.figures.coverage,
             "finished": self.learner.ended,
             "ended_at": self.ended_at,
             "why": self.why,
@@ -429,7 +421,7 @@ class SessionRecorder:
             "peer": self.me,
             "step": self.learner.step,
             **self._first_loss_fields(),
-            "coverage": self.task.coverage,
+            "coverage": self.task.figures.coverage,
             "counters": asdict(self.counted()),
             "trained_s": self.trained_s,
         }

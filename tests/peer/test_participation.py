@@ -12,7 +12,6 @@ import pytest
 import torch
 from member import ENDLESS, H, Member, more_exchanges, until
 from memory_network import MemoryNetwork
-from p2ptrain.train.loop import Signals
 from virtual_time import run as run_in_virtual_time
 
 from p2ptrain.host.loop import Signals

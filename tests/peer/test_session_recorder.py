@@ -17,6 +17,7 @@ from p2ptrain.base.errors import HomeError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.host.loop import Signals
+from p2ptrain.host.tasks import TaskFigures
 from p2ptrain.ports import HeldOutLoss
 from peer.messages import line
 from peer.saving import LAST_PATIENCE_S, RETRY_S, TERMINATED_PATIENCE_S, CheckpointSaver
@@ -45,7 +46,7 @@ def record() -> SessionRecorder:
     parts["home"] = SimpleNamespace(summary=Path("/nowhere/summary.json"), trained=None, foreign_tokens=lambda: 0)
     parts["checkpoints"] = SimpleNamespace(digest=None)
     parts["corpus"] = SimpleNamespace(held_out_tokens=64, sequence_length=16)
-    task = SimpleNamespace(device_name="cpu", coverage=0.0, learning_rate=3e-4, skipped_steps=0, cpu_s=0.0)
+    task = SimpleNamespace(figures=TaskFigures(parameter_count=5, learning_rate=3e-4))
     record = SessionRecorder(**cast(Any, {**parts, "learner": learner, "task": task, "notebook": MemoryLog()}))
     record.saver._next = math.inf
     return record
@@ -122,7 +123,7 @@ def test_speed_is_that_of_the_last_minute_and_in_the_summary_the_mean(
     assert record.figures()["shortened_s"] == pytest.approx(record.run_tokens / 75 - record.run_tokens / 100)
     assert record.summary()["tokens_per_s"] == pytest.approx(12_500 / 200)
     assert record.figures()["skipped_steps"] == 0
-    cast(Any, record.task).skipped_steps = 1
+    cast(Any, record.task).figures = TaskFigures(parameter_count=5, skipped_steps=1)
     assert record.figures()["skipped_steps"] == 1
     monkeypatch.setattr(CheckpointSaver, "try_to_save", lambda self: None)
     record.held(True)
@@ -157,9 +158,7 @@ def test_however_long_a_look_takes_the_next_one_comes(record: SessionRecorder, m
 def test_a_look_at_the_held_out_loss_is_what_everybody_is_told(record: SessionRecorder) -> None:
     """Check that ``p2ptrain status``, the page and the bootstrap's view have the same held-out loss at one moment."""
     losses = iter((5.5, 4.5, float("nan")))
-    cast(Any, record).task = SimpleNamespace(
-        device_name="cpu", parameter_count=5, micro_batch=1, computes_in="fp32", skipped_steps=0, cpu_s=0.0
-    )
+    cast(Any, record).task = SimpleNamespace(figures=TaskFigures(parameter_count=5))
     reads(record, lambda: next(losses), tokens=0)
     state = StatusView(PeerId("12D3KooWme"), "fox", lambda: ("training", ""))
     state.set_sources(Sources(record.figures, lambda: (0.0, 0.0), lambda: (0, 0)))

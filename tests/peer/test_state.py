@@ -12,6 +12,7 @@ import pytest
 
 from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.base.telemetry import MemoryLog
+from p2ptrain.host.tasks import TaskFigures
 from p2ptrain.page.listen_address import ListenAddress
 from p2ptrain.page.memory import MemoryFile, PageMemory, load
 from p2ptrain.page.view import MOST_PEERS, RunFacts
@@ -226,12 +227,7 @@ def test_held_out_losses_are_noted_with_the_progress_they_were_read_at(
             at_slow=lambda tell: tell(),
         ),
         "task": SimpleNamespace(
-            device_name="cpu",
-            cpu_s=0.0,
-            parameter_count=5,
-            micro_batch=1,
-            computes_in="fp32",
-            coverage=0.0,
+            figures=TaskFigures(parameter_count=5),
             held_out_loss=lambda *_: HeldOutLoss(2.0, 16, 16),
         ),
         "home": SimpleNamespace(trained=tmp_path, summary=tmp_path / "summary.json", foreign_tokens=lambda: 0),
