@@ -114,7 +114,6 @@ async def run_peer(given: PeerOptions, wrap: WrapEnvironment) -> None:
                     )
                     if options.keep is not None:  # ``build`` may refuse it
                         start.save(remembered, settings)
-                    sensors.cards = session.cards
                     if not is_first and session.record.checkpoints.digest is None:
                         log.note("no checkpoint", seconds=SAVE_PERIOD_S)
                     sharing.set_run(signed, home, session.record, bool(options.local))

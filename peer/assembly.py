@@ -83,8 +83,6 @@ class TrainingSession:
     new_core: Callable[[], Peer]
     """Factory of protocol cores at the learner's step and progress."""
     record: SessionRecorder
-    cards: Sequence[str] = ()
-    """Names of the cards that train, as nvidia-smi knows them."""
     held: frozenset[int] | None = None
     """Fragments of a keeper; None: this peer holds all and trains."""
 
@@ -195,7 +193,7 @@ def _session(
     )
     if parts.remote is not None:
         parts.remote.remaining_s = record.remaining_s
-    return TrainingSession(new_core, record, () if parts.remote is None else parts.remote.cards, held)
+    return TrainingSession(new_core, record, held)
 
 
 def _kept(options: PeerOptions, kept: str, home: Home, signed: SignedManifest) -> _Trained:

@@ -8,7 +8,7 @@ option                      source
 ==========================  ========================================================================================
 pause_while                 names of all processes but our own, by psutil
 pause_on_battery            psutil
-pause_above_celsius         the processor's sensors, by psutil; the cards' that train, by nvidia-smi
+pause_above_celsius         the processor's sensors, by psutil
 pause_while_active_minutes  ``IdleHint`` of logind, by loginctl: the desktop reports it, or the terminals' last input
 ==========================  ========================================================================================
 """
@@ -17,10 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import psutil
@@ -50,8 +49,6 @@ class Sensors:
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self.readings = Readings()
-        self.cards: Sequence[str] = ()
-        """Names of the cards that train, as nvidia-smi knows them; none on the CPU."""
         self._clock = clock
         self._settings = Settings()
         self._edited = asyncio.Event()
@@ -89,7 +86,7 @@ class Sensors:
         return Readings(
             programs=value("pause_while", lambda: running(settings.pause_while)) or frozenset(),
             on_battery=value("pause_on_battery", is_on_battery),
-            celsius=value("pause_above_celsius", lambda: temperatures(self.cards)) or {},
+            celsius=value("pause_above_celsius", temperature),
             is_active=value("pause_while_active_minutes", is_in_use),
             faults=faults,
             at=self._clock(),
@@ -126,32 +123,14 @@ def is_on_battery() -> bool:
     return not battery.power_plugged
 
 
-def temperatures(cards: Sequence[str]) -> dict[str, float]:
-    """Return the °C of the processor and of the hottest card. Raises ToolError if a card's, or all, are unknown."""
-    found = {}
+def temperature() -> float:
+    """Return the °C of the processor. Raises ToolError if it is unknown."""
+    lowest, highest = PLAUSIBLE_CELSIUS
     chips = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
     for name in CPU_SENSORS:
-        if values := [each.current for each in chips.get(name, ()) if _is_plausible(each.current)]:
-            found["the processor"] = max(values)
-            break
-    of_cards = [celsius for card in cards if _is_plausible(celsius := _celsius(card))]
-    if len(of_cards) < len(cards) or not (found or cards):
-        raise ToolError(f"this system shows no temperature of the {'graphics card' if cards else 'processor'}")
-    return {**found, "the graphics card": max(of_cards)} if cards else found
-
-
-def _celsius(card: str) -> float:
-    """Return a card's temperature, or NaN. Raises ToolError."""
-    text = output_of("nvidia-smi", "-i", card, "--query-gpu=temperature.gpu", "--format=csv,noheader,nounits")
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
-
-
-def _is_plausible(celsius: float) -> bool:
-    lowest, highest = PLAUSIBLE_CELSIUS
-    return lowest <= celsius <= highest  # False for NaN
+        if values := [float(each.current) for each in chips.get(name, ()) if lowest <= each.current <= highest]:
+            return max(values)
+    raise ToolError("this system shows no temperature of the processor")
 
 
 def is_in_use() -> bool:

@@ -136,8 +136,8 @@ class Settings(Section):
     """Whether the peer is paused while the battery feeds this computer. Allowed: true or false."""
 
     pause_above_celsius: Annotated[float, Field(ge=0, le=MAX_CELSIUS), _zero_or_from(MIN_CELSIUS, "°C")] = 0.0
-    """Temperature of the processor or of the NVIDIA card that trains, in °C, above which the peer is paused until it is
-    10 °C lower. Allowed: 0 (never), or a number from 30 to 110."""
+    """Temperature of the processor in °C, above which the peer is paused until it is 10 °C lower. Allowed: 0 (never),
+    or a number from 30 to 110."""
 
     nickname: Annotated[str, AfterValidator(nickname_text)] = ""
     """Name shown to people. Applies from the next start; --nickname takes precedence. Allowed: at most 32 printable

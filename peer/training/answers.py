@@ -37,8 +37,6 @@ class Begun(State):
     """Loss of a uniform prediction."""
     shares: bool
     """Whether it computes in the host vector."""
-    cards: list[str] = []
-    """Names of this computer's cards that train, as nvidia-smi knows them."""
 
 
 class Losses(TrainerAnswer):

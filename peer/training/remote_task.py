@@ -87,8 +87,6 @@ class RemoteTask:
         self._notebook = notebook
         self._is_stopping = is_stopping
         self._host: HostVector | None = None
-        self.cards: list[str] = []
-        """Names of this computer's cards that train, as nvidia-smi knows them."""
         self.is_ahead = False
         """Whether the trainer makes a step that ``inner_step`` has not returned."""
         self.tokens_per_step = tokens_per_step
@@ -151,7 +149,7 @@ class RemoteTask:
             self._state = checked(trainer, State, restored)
         else:
             self._state = begun
-        self._guessing, self.shares, self.cards = begun.guessing, begun.shares, begun.cards
+        self._guessing, self.shares = begun.guessing, begun.shares
         self._plan = self._plan.model_copy(update={"begins": False})
 
     def _memory(self, layout: FlatLayout, vectors: int) -> tuple[HostVector, bool]:

@@ -16,26 +16,15 @@ import pytest
 
 from p2ptrain.base.system_tool import ToolError
 from peer.owner import sensors as sensors_module
-from peer.owner.sensors import Sensors, is_in_use, is_on_battery, running, temperatures
+from peer.owner.sensors import Sensors, is_in_use, is_on_battery, running, temperature
 from peer.owner.settings import Settings
-
-CARD = "GPU-0a1b"
-
-NVIDIA = """#!/bin/sh
-echo "$*" >>{folder}/calls
-case "$*" in
-*temperature.gpu*) cat {folder}/celsius ;;
-esac
-"""
 
 
 @pytest.fixture
 def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of programs, the only ones to be found; the card has 71 °C."""
+    """A folder of programs, found before others."""
     folder = tmp_path / "tools"
     folder.mkdir()
-    write(folder, "nvidia-smi", NVIDIA.format(folder=folder))
-    (folder / "celsius").write_text("71\n")
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     return folder
 
@@ -84,25 +73,15 @@ def chips(monkeypatch: pytest.MonkeyPatch, **values: list[float]) -> None:
     monkeypatch.setattr(psutil, "sensors_temperatures", lambda: found, raising=False)
 
 
-def test_the_hottest_plausible_sensor_of_processor_and_card_counts(
-    tools: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_hottest_plausible_sensor_of_the_processor_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     chips(monkeypatch, acpitz=[28.0], k10temp=[0.0, 62.0, 65.5, 255.0, float("nan")], nvme=[80.0])
-    assert temperatures([]) == {"the processor": 65.5}
-    assert temperatures([CARD]) == {"the processor": 65.5, "the graphics card": 71.0}
-    chips(monkeypatch)
-    assert temperatures([CARD]) == {"the graphics card": 71.0}
+    assert temperature() == 65.5
 
 
-@pytest.mark.parametrize("told", ["[N/A]", "", "255", "nan"])
-def test_a_missing_temperature_is_a_fault(tools: Path, monkeypatch: pytest.MonkeyPatch, told: str) -> None:
-    chips(monkeypatch, coretemp=[50.0])
-    (tools / "celsius").write_text(told)
-    with pytest.raises(ToolError, match="no temperature of the graphics card"):
-        temperatures([CARD])
+def test_a_missing_temperature_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     chips(monkeypatch, nvme=[50.0])
     with pytest.raises(ToolError, match="no temperature of the processor"):
-        temperatures([])
+        temperature()
 
 
 @pytest.mark.parametrize(("told", "expected"), [("yes", False), ("no", True)])
@@ -119,22 +98,20 @@ def test_where_the_system_is_silent_about_its_users_one_line_says_so(tools: Path
 
 
 def test_only_what_was_asked_for_is_read_and_a_fault_stops_nothing_else(
-    tools: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken() -> None:
         raise RuntimeError("odd hardware")
 
     monkeypatch.setattr(psutil, "sensors_battery", broken, raising=False)
     monkeypatch.setattr(psutil, "process_iter", broken)
-    chips(monkeypatch)
+    chips(monkeypatch, k10temp=[71.0])
     sensors = Sensors(clock=lambda: 7.0)
-    sensors.cards = [CARD]
     assert sensors.read().faults == {}
-    assert not (tools / "calls").exists()
     sensors.watch(Settings(pause_on_battery=True, pause_above_celsius=80.0))
     readings = sensors.read()
     assert readings.faults == {"pause_on_battery": "odd hardware"}
-    assert (readings.at, readings.celsius, readings.on_battery) == (7.0, {"the graphics card": 71.0}, None)
+    assert (readings.at, readings.celsius, readings.on_battery) == (7.0, 71.0, None)
 
 
 @contextlib.asynccontextmanager
@@ -147,10 +124,10 @@ async def running_sensors(sensors: Sensors) -> AsyncIterator[None]:
         await asyncio.wait([running])
 
 
-def test_the_thread_reads_at_once_after_an_edit(tools: Path) -> None:
+def test_the_thread_reads_at_once_after_an_edit(monkeypatch: pytest.MonkeyPatch) -> None:
+    chips(monkeypatch, k10temp=[71.0])
     read = threading.Event()
     sensors = Sensors()
-    sensors.cards = [CARD]
     once = sensors.read
 
     def reads() -> Any:
@@ -167,19 +144,3 @@ def test_the_thread_reads_at_once_after_an_edit(tools: Path) -> None:
             assert await asyncio.to_thread(read.wait, sensors_module.PERIOD_S * 10)
 
     asyncio.run(scene())
-
-
-TWO_CARDS = """#!/bin/sh
-cat {folder}/celsius.$2
-"""
-
-
-def test_of_several_cards_the_hottest_counts(tools: Path) -> None:
-    cards = {"GPU-1": 60, "GPU-2": 75}
-    write(tools, "nvidia-smi", TWO_CARDS.format(folder=tools))
-    for card, celsius in cards.items():
-        (tools / f"celsius.{card}").write_text(f"{celsius}\n")
-    assert temperatures(list(cards))["the graphics card"] == 75
-    (tools / "celsius.GPU-1").write_text("[N/A]\n")
-    with pytest.raises(ToolError, match="graphics card"):
-        temperatures(list(cards))
