@@ -62,8 +62,6 @@ NUMBERS = {
     "name": "Kx41ab",
     "yields": True,
     "command": "p2ptrain",
-    "fragments": False,
-    "remedies": ["a", "b"],
 }
 """Fields of failures that name no place."""
 
