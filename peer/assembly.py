@@ -83,8 +83,6 @@ class TrainingSession:
     new_core: Callable[[], Peer]
     """Factory of protocol cores at the learner's step and progress."""
     record: SessionRecorder
-    held: frozenset[int] | None = None
-    """Fragments of a keeper; None: this peer holds all and trains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +191,7 @@ def _session(
     )
     if parts.remote is not None:
         parts.remote.remaining_s = record.remaining_s
-    return TrainingSession(new_core, record, held)
+    return TrainingSession(new_core, record)
 
 
 def _kept(options: PeerOptions, kept: str, home: Home, signed: SignedManifest) -> _Trained:

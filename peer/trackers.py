@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from p2ptrain.base.errors import UserError
 from p2ptrain.base.text import command_line, printable
@@ -30,16 +30,6 @@ CLOSE_S = 5.0
 """Longest wait at the peer's end for the last points: half of what docker leaves a stopped peer."""
 NOTES = frozenset({"held out", "final loss"})
 """Kinds of notes after which there is a new held-out loss."""
-
-
-class FigureWriter(Protocol):
-    """Methods of torch's ``SummaryWriter`` that ``Tracker`` calls, all in its thread. Each may raise anything."""
-
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def tracker_name(text: str) -> str:
@@ -71,12 +61,11 @@ def peer_name(nickname: str, peer: str) -> str:
     return "-".join(filter(None, [words(nickname).replace("/", "-"), peer[-6:]]))
 
 
-def open_tensorboard(folder: Path) -> FigureWriter:
-    """Open TensorBoard's files. Raises OSError."""
+def open_tensorboard(folder: Path) -> Any:
+    """Return torch's ``SummaryWriter`` of a directory. Raises OSError."""
     from torch.utils.tensorboard import SummaryWriter
 
-    writer: Any = SummaryWriter(str(folder))
-    return writer
+    return SummaryWriter(str(folder))
 
 
 @dataclass(slots=True)
@@ -84,12 +73,12 @@ class Tracker:
     """Context manager whose thread writes figures, until a write fails.
 
     Args:
-        open_writer: opens the files, in the thread.
+        open_writer: as ``open_tensorboard``; called in the thread, as the writer's methods are.
         figures: returns the outer step and the figures by name; safe from any thread.
         notebook: gets one note about a failure or the first dropped point.
     """
 
-    open_writer: Callable[[], FigureWriter]
+    open_writer: Callable[[], Any]
     figures: Callable[[], tuple[int, Mapping[str, float]]]
     notebook: Notebook
     close_s: float = CLOSE_S
