@@ -15,6 +15,7 @@ from bench.environment import ROOT
 SOURCES = (
     "p2ptrain/codec",
     "p2ptrain/data",
+    "p2ptrain/host",
     "p2ptrain/outer",
     "sim",
     "p2ptrain/swarm",

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Mapping
 from pathlib import Path
-from select import select
 from typing import Any
 
 import pytest
@@ -18,7 +16,7 @@ from peer.owner.control_socket import ControlServer
 
 def waited(home: Path, *counts: int, timeout_s: float = 10.0) -> tuple[bool, int]:
     """Return the result and the number of probes if the peer reports these numbers of exchanges."""
-    door, looks, over = ControlServer(home), 0, threading.Event()
+    looks = 0
 
     def answer(request: Mapping[str, Any]) -> Mapping[str, Any]:
         nonlocal looks
@@ -26,19 +24,15 @@ def waited(home: Path, *counts: int, timeout_s: float = 10.0) -> tuple[bool, int
         looks += 1
         return {"status": {"exchanges_under_way": counts[min(looks, len(counts)) - 1]}}
 
-    def serve() -> None:
-        while not over.is_set():
-            if select([door.socket], [], [], 0.01)[0]:
-                door.serve(answer)
+    async def wait() -> bool:
+        door = ControlServer(home, answer)
+        await door.start()
+        try:
+            return await wait_for_exchange(home, timeout_s)
+        finally:
+            door.close()
 
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        return asyncio.run(wait_for_exchange(home, timeout_s)), looks
-    finally:
-        over.set()
-        thread.join()
-        door.close()
+    return asyncio.run(wait()), looks
 
 
 @pytest.fixture(autouse=True)
