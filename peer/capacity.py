@@ -147,19 +147,13 @@ def installed_memory(root: Path = cgroups.ROOT) -> int:
     return int(min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), cgroups.limits(root).memory_bytes))
 
 
-def compiler_fault(
-    manifest: Manifest, device: torch.device, micro_batch: int, allowed_bytes: float, share: float = 1.0
-) -> str:
-    """Return why the compiler of the training step does not fit into host memory beside this peer; "" if it does.
-
-    Args:
-        share: of the model that is compiled, by parameters.
-    """
+def compiler_fault(manifest: Manifest, device: torch.device, micro_batch: int, allowed_bytes: float) -> str:
+    """Return why the compiler of the training step does not fit into host memory beside this peer; "" if it does."""
     needed = float(COMPILER_BYTES)
     if shares_host_memory(device):
         training = manifest.training
-        needed += share * 4 * COMPILED_COPIES * parameter_count(manifest.model)
-        needed += share * HEAP * pass_bytes(manifest.model, training.sequence_length, micro_batch)
+        needed += 4 * COMPILED_COPIES * parameter_count(manifest.model)
+        needed += HEAP * pass_bytes(manifest.model, training.sequence_length, micro_batch)
     ours = psutil.Process().memory_info().rss
     free = min(psutil.virtual_memory().available, min(installed_memory(), allowed_bytes) - ours)
     if needed <= free:
