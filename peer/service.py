@@ -76,7 +76,7 @@ Words = Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class HomeService:
     """The service of a home: its file, and the commands of the system's service manager."""
 
     name: str
@@ -117,7 +117,7 @@ class Service:
         return self.running in self.run(self.show, is_checked=False).stdout
 
 
-def systemd(home: Path, command: Words, environment: Mapping[str, str], user_home: Path) -> Service:
+def systemd(home: Path, command: Words, environment: Mapping[str, str], user_home: Path) -> HomeService:
     """Return a home's service of systemd.
 
     Args:
@@ -133,7 +133,7 @@ def systemd(home: Path, command: Words, environment: Mapping[str, str], user_hom
         environment=" ".join(unit_word(f"{name}={value}") for name, value in environment.items()),
     )
     unit, manager = f"{service_name(home)}.service", ("systemctl", "--user")
-    return Service(
+    return HomeService(
         unit,
         user_home / ".config/systemd/user" / unit,
         content.encode(),
@@ -152,7 +152,7 @@ def systemd(home: Path, command: Words, environment: Mapping[str, str], user_hom
     )
 
 
-def launchd(home: Path, command: Words, environment: Mapping[str, str], user_home: Path) -> Service:
+def launchd(home: Path, command: Words, environment: Mapping[str, str], user_home: Path) -> HomeService:
     """Return a home's service of launchd. Arguments as for ``systemd``."""
     label, domain = f"org.{service_name(home).replace('-', '.', 1)}", f"gui/{os.getuid()}"
     path, errors = user_home / f"Library/LaunchAgents/{label}.plist", home / "service.log"
@@ -169,7 +169,7 @@ def launchd(home: Path, command: Words, environment: Mapping[str, str], user_hom
         "StandardOutPath": "/dev/null",  # it would grow without a limit, and events.jsonl has all of it
         "StandardErrorPath": str(errors),
     }
-    return Service(
+    return HomeService(
         label,
         path,
         plistlib.dumps(content),
@@ -201,7 +201,7 @@ def crontab_line(command: Words) -> str:
     return f"@reboot {command_line(*command)}".replace("%", "\\%")
 
 
-def service_of(home: Path) -> Service:
+def service_of(home: Path) -> HomeService:
     """Return a home's service by this system's manager. Raises UserError if there is none."""
     here = home.absolute()
     # Without -P, a directory in the service's working directory could stand in for a package of ours.
@@ -286,7 +286,7 @@ def uninstall(home: Path) -> None:
     click.echo(f"Removed {found.path}. By hand: {command_line('p2ptrain', 'peer', '--home', home.absolute())}")
 
 
-def _installed(home: Path) -> Service:
+def _installed(home: Path) -> HomeService:
     found = service_of(home)
     if not found.path.exists():
         raise UserError(
