@@ -119,7 +119,7 @@ async def run_peer(given: PeerOptions, wrap: WrapEnvironment) -> None:
                     sharing.set_run(signed, home, session.record, bool(options.local))
                     if figures is not None:
                         _track(figures, session.record, sharing, log, stack)
-                    session.record.is_stopping = signals.stop.is_set
+                    session.record.losses.is_stopping = signals.stop.is_set
                     session.record.saver.is_terminated = lambda: stopping.is_terminated
                     control = TrainerControl(signals, session.record.learner.inbox.wake, options.keep is None)
                     stopping.let_finish(control.wake)

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 
@@ -19,7 +19,6 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import EventLog
 from p2ptrain.checkpoint import Checkpoints, Found
 from p2ptrain.data.corpus import Corpus, open_corpus
-from p2ptrain.data.rows import TextCounts
 from p2ptrain.data.stream import cache_directory
 from p2ptrain.host.keeper import Keeper
 from p2ptrain.host.learner import Learner
@@ -35,6 +34,7 @@ from p2ptrain.train.accelerator import CPU
 from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES
 from p2ptrain.train.ranks import Mesh
 from peer.capacity import activation_bytes, check_memory, installed_memory
+from peer.held_out_reader import HeldOutReader
 from peer.home import Home
 from peer.initial_weights import await_hub
 from peer.keeper import KeeperTask, check_checkpoint, keeper_of
@@ -144,7 +144,7 @@ def build(
         options.data,
         options.tokenizer,
         noting_progress(log),
-        noting_text(log),
+        lambda counts, tokens: log.note("text read", tokens=tokens, **asdict(counts)),
         warn=lambda sentence: log.note("text differs", why=sentence),
         template_file=options.template,
     )
@@ -179,14 +179,12 @@ def _session(
         nickname=options.nickname or "",
         learner=learner,
         task=task,
-        corpus=corpus,
+        losses=HeldOutReader(learner, task, corpus, log, _sampler(task), first_loss),
         run_tokens=manifest.run.tokens,
         last_exchanges_s=SEARCH_PATIENCE_S + rules.final_gossip_s if rules.exchanges else 0.0,
         notebook=log,
-        first_loss=first_loss,
         earlier=earlier,
         earlier_s=earlier_s,
-        sampler=_sampler(task),
         keeps=held,
     )
     if parts.remote is not None:
@@ -281,24 +279,6 @@ def noting_progress(notebook: Notebook, clock: Clock = time.monotonic) -> Callab
             notebook.note("tokenizing", tokens=tokens, most=most)
 
     return tell
-
-
-def noting_text(notebook: Notebook) -> Callable[[TextCounts, int], None]:
-    """Return a callback that notes what was read when the token stream is complete."""
-
-    def report(counts: TextCounts, tokens: int) -> None:
-        notebook.note(
-            "text read",
-            documents=counts.documents,
-            bytes=counts.text_bytes,
-            tokens=tokens,
-            is_cut=counts.is_cut,
-            rows=counts.rows,
-            skipped=counts.skipped,
-            examples=counts.examples,
-        )
-
-    return report
 
 
 def _sampler(task: PeerTask) -> Callable[[], str]:

@@ -98,7 +98,7 @@ def _tokenizing(fields: Mapping[str, Any]) -> str:
 
 def _text_read(fields: Mapping[str, Any]) -> str:
     said = f"[data] the run's text: {fields['documents']:,} document{'s' if fields['documents'] != 1 else ''}, "
-    said += f"{size(fields['bytes'])}, {fields['tokens']:,} tokens"
+    said += f"{size(fields['text_bytes'])}, {fields['tokens']:,} tokens"
     if fields["is_cut"]:
         said += ", the limit of the run (corpus.max_tokens); the rest of the text is left out"
     if not fields["skipped"]:

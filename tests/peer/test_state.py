@@ -19,6 +19,7 @@ from p2ptrain.page.view import MOST_PEERS, RunFacts
 from p2ptrain.ports import HeldOutLoss
 from p2ptrain.receipts import Receipt
 from p2ptrain.swarm import PeerState, Presence
+from peer.held_out_reader import HeldOutReader
 from peer.messages import line, without_places
 from peer.session_recorder import SessionRecorder
 from peer.sharing import Sharing
@@ -230,11 +231,12 @@ def test_held_out_losses_are_noted_with_the_progress_they_were_read_at(
         ),
         "home": SimpleNamespace(trained=tmp_path, summary=tmp_path / "summary.json", foreign_tokens=lambda: 0),
         "checkpoints": SimpleNamespace(digest=None),
-        "corpus": SimpleNamespace(held_out_tokens=64, sequence_length=16),
         "notebook": log,
         "me": ME,
     }
-    names = ("home", "checkpoints", "me", "run", "nickname", "learner", "task", "corpus")
+    corpus = SimpleNamespace(held_out_tokens=64, sequence_length=16)
+    parts["losses"] = HeldOutReader(*cast(Any, (parts["learner"], parts["task"], corpus, log)))
+    names = ("home", "checkpoints", "me", "run", "nickname", "learner", "task", "losses")
     names = (*names, "run_tokens", "notebook")
     record = SessionRecorder(**cast(Any, {name: parts.get(name) for name in names}))
     record.begin()

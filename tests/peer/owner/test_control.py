@@ -50,13 +50,18 @@ class FakeLearner:
 
 
 @dataclass
+class FakeLosses:
+    is_reading: bool = False
+
+
+@dataclass
 class FakeRecord:
     """The part of a session recorder that a status reads."""
 
     is_held: bool = False
-    is_reading: bool = False
+    losses: FakeLosses = field(default_factory=FakeLosses)
     has_stepped: bool = True
-    corpus: object = "the run's text"
+    keeps: frozenset[int] | None = None
     learner: FakeLearner = field(default_factory=FakeLearner)
 
     def figures(self) -> dict[str, Any]:
@@ -632,7 +637,7 @@ def test_a_peer_after_its_final_gossip_says_what_it_does() -> None:
         return status.state_of(record, cast(Participation, participation), "SWARM", leaving)
 
     reading = "finishing", "reading the held-out text for the final loss"
-    assert said(is_reading=True) == said(is_reading=True, leaving=True) == reading
+    assert said(losses=FakeLosses(True)) == said(losses=FakeLosses(True), leaving=True) == reading
     assert said() == ("final gossip", "exchanging weights until the swarm agrees")
     participation.live_peers = 0
     assert said() == ("final gossip", "no other peer is here")
