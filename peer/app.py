@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 import uvloop
@@ -45,13 +46,14 @@ from peer.participation import TrainerControl
 from peer.run_files import with_files
 from peer.saving import SAVE_PERIOD_S
 from peer.screen import Screen
+from peer.session_recorder import SessionRecorder
 from peer.sharing import Sharing
 from peer.space import check_space
 from peer.start_options import StartFile, StartOptions
 from peer.state import StatusView
 from peer.stopping import Stopping
 from peer.swarm_life import CODEC_THREADS, Life, WrapEnvironment, life_alone, life_in_swarm
-from peer.trackers import TrackedRun, Tracker, TrackerTarget, target_of
+from peer.trackers import Tracker, folder_of, open_tensorboard, peer_name
 from peer.training.devices import choose_devices, other_ranks
 from peer.training.lan_address import check_to_lead
 
@@ -72,11 +74,11 @@ async def run_peer(given: PeerOptions, wrap: WrapEnvironment) -> None:
         saved = _saved(start, given, settings)
         remembered = merged(given, saved)
         options = _completed(remembered, settings)
-        devices, target = _devices(given, options, home), target_of(options.track)
+        devices, figures = _devices(given, options, home), folder_of(options.track)
         if words := saved.words():
             log.note("remembered", options=command_line(*words))
         signals, rates = Signals(), Throttles()
-        sensors = Sensors(cache_directory() / "cards")
+        sensors = Sensors()
         owner = OwnerControl(home, file, settings, rates, signals, log, sensors)
         owner.nickname = options.nickname or ""
         log.listen(owner.on_note)
@@ -85,7 +87,7 @@ async def run_peer(given: PeerOptions, wrap: WrapEnvironment) -> None:
                 with stopping.handling_errors():
                     identity = Identity.load_or_create(home.identity)
                     signed = home.load_manifest(options.link.run_id if options.link else None)
-                    sharing = _sharing(identity, options, owner, target is not None, log, stopping)
+                    sharing = _sharing(identity, options, owner, figures is not None, log, stopping)
                     is_alone = signed is not None and not RECIPES[signed.manifest.outer.recipe].exchanges
                     network = admission = None
                     if not is_alone:
@@ -112,13 +114,12 @@ async def run_peer(given: PeerOptions, wrap: WrapEnvironment) -> None:
                     )
                     if options.keep is not None:  # ``build`` may refuse it
                         start.save(remembered, settings)
-                    sensors.train_on(session.cards)
                     if not is_first and session.record.checkpoints.digest is None:
                         log.note("no checkpoint", seconds=SAVE_PERIOD_S)
                     sharing.set_run(signed, home, session.record, bool(options.local))
-                    if target is not None:
-                        _track(target, session, signed, sharing, log, stack)
-                    session.record.is_stopping = signals.stop.is_set
+                    if figures is not None:
+                        _track(figures, session.record, sharing, log, stack)
+                    session.record.losses.is_stopping = signals.stop.is_set
                     session.record.saver.is_terminated = lambda: stopping.is_terminated
                     control = TrainerControl(signals, session.record.learner.inbox.wake, options.keep is None)
                     stopping.let_finish(control.wake)
@@ -223,16 +224,10 @@ def _check(
 
 
 def _track(
-    target: TrackerTarget,
-    session: TrainingSession,
-    signed: SignedManifest,
-    sharing: Sharing,
-    log: EventLog,
-    stack: contextlib.AsyncExitStack,
+    folder: Path, record: SessionRecorder, sharing: Sharing, log: EventLog, stack: contextlib.AsyncExitStack
 ) -> None:
-    record = session.record
-    tracked = TrackedRun(signed.run_id, signed.manifest.run.name, record.me, record.nickname)
-    tracker = stack.enter_context(Tracker(partial(target.open, tracked), sharing.state.momentary, log))
+    opened = partial(open_tensorboard, folder / peer_name(record.nickname, record.me))
+    tracker = stack.enter_context(Tracker(opened, sharing.state.momentary, log))
     log.listen(tracker.on_note)
     record.on_outer_step = tracker.record
 

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 
@@ -19,12 +19,11 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import EventLog
 from p2ptrain.checkpoint import Checkpoints, Found
 from p2ptrain.data.corpus import Corpus, open_corpus
-from p2ptrain.data.rows import TextCounts
 from p2ptrain.data.stream import cache_directory
 from p2ptrain.host.keeper import Keeper
 from p2ptrain.host.learner import Learner
 from p2ptrain.host.rules import Sizes, codecs_of, fragments_of, learner_rules, matrices_of, swarm_rules
-from p2ptrain.host.tasks import PeerTask
+from p2ptrain.host.tasks import PeerTask, TaskFigures
 from p2ptrain.manifest import JoinLink, Manifest, SignedManifest, parameter_count
 from p2ptrain.manifest.fitting import repetition
 from p2ptrain.net.identity import Identity
@@ -35,6 +34,7 @@ from p2ptrain.train.accelerator import CPU
 from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES
 from p2ptrain.train.ranks import Mesh
 from peer.capacity import activation_bytes, check_memory, installed_memory
+from peer.held_out_reader import HeldOutReader
 from peer.home import Home
 from peer.initial_weights import await_hub
 from peer.keeper import KeeperTask, check_checkpoint, keeper_of
@@ -83,10 +83,6 @@ class TrainingSession:
     new_core: Callable[[], Peer]
     """Factory of protocol cores at the learner's step and progress."""
     record: SessionRecorder
-    cards: Sequence[str] = ()
-    """Names of the cards that train, as nvidia-smi knows them."""
-    held: frozenset[int] | None = None
-    """Fragments of a keeper; None: this peer holds all and trains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +138,7 @@ def build(
         options.data,
         options.tokenizer,
         noting_progress(log),
-        noting_text(log),
+        lambda counts, tokens: log.note("text read", tokens=tokens, **asdict(counts)),
         warn=lambda sentence: log.note("text differs", why=sentence),
         template_file=options.template,
     )
@@ -189,27 +185,24 @@ def _session(
         nickname=options.nickname or "",
         learner=learner,
         task=task,
-        corpus=corpus,
+        losses=HeldOutReader(learner, task, corpus, log, _sampler(task), first_loss),
         run_tokens=manifest.run.tokens,
         last_exchanges_s=SEARCH_PATIENCE_S + rules.final_gossip_s if rules.exchanges else 0.0,
         notebook=log,
-        first_loss=first_loss,
         earlier=earlier,
         earlier_s=earlier_s,
-        sampler=_sampler(task),
         keeps=held,
-        compiler=parts.remote,
     )
     if parts.remote is not None:
         parts.remote.remaining_s = record.remaining_s
-    return TrainingSession(new_core, record, () if parts.remote is None else parts.remote.cards, held)
+    return TrainingSession(new_core, record)
 
 
 def _kept(options: PeerOptions, kept: str, home: Home, signed: SignedManifest) -> _Trained:
     """Return what a node without a trainer has. Raises UserError."""
     learner = keeper_of(signed, kept, options.memory_bytes)
     checkpoints = Checkpoints(home.checkpoints)
-    task = KeeperTask(parameter_count(signed.manifest.model))
+    task = KeeperTask(TaskFigures(parameter_count=parameter_count(signed.manifest.model)))
     return _Trained(learner, task, checkpoints, checkpoints.load_latest(), held=learner.held)
 
 
@@ -292,24 +285,6 @@ def noting_progress(notebook: Notebook, clock: Clock = time.monotonic) -> Callab
             notebook.note("tokenizing", tokens=tokens, most=most)
 
     return tell
-
-
-def noting_text(notebook: Notebook) -> Callable[[TextCounts, int], None]:
-    """Return a callback that notes what was read when the token stream is complete."""
-
-    def report(counts: TextCounts, tokens: int) -> None:
-        notebook.note(
-            "text read",
-            documents=counts.documents,
-            bytes=counts.text_bytes,
-            tokens=tokens,
-            is_cut=counts.is_cut,
-            rows=counts.rows,
-            skipped=counts.skipped,
-            examples=counts.examples,
-        )
-
-    return report
 
 
 def _sampler(task: PeerTask) -> Callable[[], str]:

@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -20,7 +19,6 @@ from p2ptrain.recipes import RECIPES, Recipe
 from p2ptrain.train.accelerator import is_out_of_memory, shares_host_memory
 from p2ptrain.train.activations import pass_bytes
 from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES
-from p2ptrain.train.stages import UnitCosts, balanced_cut, least_limit
 
 HOST_BYTES = 12
 """Minimum host memory in bytes per parameter, in fp32: slow weights, momentum, and the new slow weights of an outer
@@ -59,72 +57,31 @@ COMPILED_COPIES = 3
 
 def check_memory(manifest: Manifest, device: torch.device, installed_bytes: int | None = None) -> None:
     """Raise DeviceError if the model cannot fit ``installed_bytes``, or by default what this process may use."""
-    parameters, needed = parameter_count(manifest.model), _state_bytes(manifest, device)
+    needed = _state_bytes(manifest, device)
     if shares_host_memory(device):
         needed += _least_activation_bytes(manifest)
-    there = installed_memory() if installed_bytes is None else installed_bytes
-    if needed > there:
-        raise DeviceError(
-            f"The run's model has {parameters:,} parameters and needs at least {needed / 1e9:.1f} GB of memory, but "
-            f"this machine has {there / 1e9:.1f} GB.",
-            "Join from a machine with more memory, or join a run with a smaller model.",
-        )
+    _check(manifest, needed, installed_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class StagePlace:
-    """Device of one rank of a trainer, with the memory that the rank may use there."""
+def check_ranks(manifest: Manifest, devices: Sequence[torch.device], stages: int, installed_bytes: int) -> None:
+    """Raise DeviceError if the ranks of this computer need more of the host's memory; ranks check cards themselves.
 
-    name: str
-    card_bytes: int | None = None
-    """Memory of the card; None: the rank computes in the host's memory."""
-
-
-def check_team_memory(
-    manifest: Manifest, places: Sequence[StagePlace], installed_bytes: int | None = None, replicas: int = 1
-) -> None:
-    """Raise DeviceError if these ranks, in this order, cannot hold the run's model with any cut.
-
-    A card holds the weights, gradient and moments of its stage, and the activations of one sequence for each stage that
-    follows. The host holds the outer state of all stages once, and the inner one of each rank without a card.
-
-    Args:
-        places: of the ranks, one replica after the other.
-        installed_bytes: of the host; None: what this process may use.
+    The host holds the outer state once, and for each rank without a card a stage's inner state, with the activations
+    of as many sequences as stages follow.
     """
-    model, ranks = manifest.model, len(places)
-    stages = ranks // replicas
-    whole, units, blocks = parameter_count(model), list(model.unit_parameters()), model.config.num_hidden_layers
-    if stages > blocks:
-        raise DeviceError(
-            f"The run's model has {blocks} layers, too few for {stages} stages.", f"Use at most {blocks} stages."
-        )
-    units += [0] * (blocks + 2 - len(units))  # tied embeddings: no head of its own
-    kept = pass_bytes(model, manifest.training.sequence_length) / whole
-    sizes = [CPU_BYTES * unit for unit in units]
-    costs = UnitCosts([units] * stages, sizes, [math.ceil(kept * unit) for unit in units])
-    cards_bytes = [[place.card_bytes for place in places[stage::stages]] for stage in range(stages)]
-    cut = balanced_cut(costs, [least_limit(each) for each in cards_bytes], stages)
-    if cut is None:
-        cards = ", ".join(
-            f"{place.name} has {place.card_bytes / 1e9:.1f} GB" for place in places if place.card_bytes is not None
-        )
-        raise DeviceError(
-            f"The run's model has {whole:,} parameters, whose weights, gradients and moments take "
-            f"{CPU_BYTES * whole / 1e9:.1f} GB beside activations of {kept * whole / 1e9:.1f} GB, but {cards}.",
-            "Use more devices or larger ones, or join a run with a smaller model.",
-        )
-    needed: float = ranks * BASE_BYTES + _outer_bytes(manifest)
-    for place, stage in zip(places, cut * replicas, strict=True):
-        first, end = stage.blocks.start + (not stage.is_first), stage.blocks.stop + 1 + stage.is_last
-        if place.card_bytes is None:
-            needed += (CPU_BYTES + HEAP * kept * (stages - stage.index)) * sum(units[first:end])
+    whole, kept = parameter_count(manifest.model), pass_bytes(manifest.model, manifest.training.sequence_length)
+    replicas = sum(each.type in ("cpu", "mps") for each in devices) / stages
+    inner = CPU_BYTES * whole + HEAP * kept * (stages + 1) / 2
+    _check(manifest, len(devices) * BASE_BYTES + _outer_bytes(manifest) + replicas * inner, installed_bytes)
+
+
+def _check(manifest: Manifest, needed: float, installed_bytes: int | None) -> None:
     there = installed_memory() if installed_bytes is None else installed_bytes
     if needed > there:
         raise DeviceError(
-            f"The run's model has {whole:,} parameters, and {ranks} ranks need at least "
-            f"{needed / 1e9:.1f} GB of memory on this machine, which has {there / 1e9:.1f} GB.",
-            "Use a machine with more memory, or join a run with a smaller model.",
+            f"The run's model has {parameter_count(manifest.model):,} parameters and needs at least "
+            f"{needed / 1e9:.1f} GB of memory, but this machine has {there / 1e9:.1f} GB.",
+            "Join from a machine with more memory, or join a run with a smaller model.",
         )
 
 
@@ -190,19 +147,13 @@ def installed_memory(root: Path = cgroups.ROOT) -> int:
     return int(min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), cgroups.limits(root).memory_bytes))
 
 
-def compiler_fault(
-    manifest: Manifest, device: torch.device, micro_batch: int, allowed_bytes: float, share: float = 1.0
-) -> str:
-    """Return why the compiler of the training step does not fit into host memory beside this peer; "" if it does.
-
-    Args:
-        share: of the model that is compiled, by parameters.
-    """
+def compiler_fault(manifest: Manifest, device: torch.device, micro_batch: int, allowed_bytes: float) -> str:
+    """Return why the compiler of the training step does not fit into host memory beside this peer; "" if it does."""
     needed = float(COMPILER_BYTES)
     if shares_host_memory(device):
         training = manifest.training
-        needed += share * 4 * COMPILED_COPIES * parameter_count(manifest.model)
-        needed += share * HEAP * pass_bytes(manifest.model, training.sequence_length, micro_batch)
+        needed += 4 * COMPILED_COPIES * parameter_count(manifest.model)
+        needed += HEAP * pass_bytes(manifest.model, training.sequence_length, micro_batch)
     ours = psutil.Process().memory_info().rss
     free = min(psutil.virtual_memory().available, min(installed_memory(), allowed_bytes) - ours)
     if needed <= free:

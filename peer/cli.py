@@ -61,9 +61,7 @@ TOKENIZER = click.option(
     "--page-hosts", envvar="P2PTRAIN_PAGE_HOSTS", metavar="NAME,…", help="Host names by which the page may be opened."
 )
 @click.option("--share/--no-share", default=None, help="Let bootstraps show this peer's figures. [settings.toml]")
-@click.option(
-    "--track", metavar="TRACKER", help="Figures to tensorboard:DIR, wandb:PROJECT or trackio:PROJECT. [settings.toml]"
-)
+@click.option("--track", metavar="tensorboard:DIR", help="Write figures for TensorBoard. [settings.toml]")
 @click.option("-v", "--verbose", is_flag=True, help="Print every exchange, not only news.")
 @click.option("--forget", is_flag=True, help="Use only the options of this start, none that the home remembers.")
 def peer(
@@ -114,7 +112,7 @@ def peer(
         from peer.app import run
         from peer.assembly import PeerOptions
         from peer.keeper import ALL, parsed
-        from peer.trackers import target_of
+        from peer.trackers import PREFIX, folder_of
 
     if nickname is not None and not is_nickname(nickname):
         raise UserError(
@@ -122,8 +120,8 @@ def peer(
         )
     if keep is not None and keep != ALL:
         parsed(keep)  # raises UserError
-    if (target := target_of(track)) is not None:
-        track = target.text
+    if (folder := folder_of(track)) is not None:
+        track = f"{PREFIX}{folder}"  # the same directory at a start elsewhere
     options = PeerOptions(
         link_given,
         home,

@@ -14,6 +14,7 @@ from typing import Any
 from p2ptrain.base.errors import DeviceError, HomeError, UserError
 from p2ptrain.host.keeper import Keeper
 from p2ptrain.host.rules import codecs_of, fragments_of, matrices_of
+from p2ptrain.host.tasks import TaskFigures
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.ports import NOT_READ, GoesOn, HeldOutLoss
@@ -34,15 +35,7 @@ ALL = "all"
 class KeeperTask:
     """A keeper's ``PeerTask``: it computes nothing."""
 
-    parameter_count: int
-    """Parameters of the whole model."""
-    device_name: str = "cpu"
-    computes_in: str = "fp32"
-    skipped_steps: int = 0
-    coverage: float = 0.0
-    micro_batch: int = 0
-    learning_rate: float = 0.0
-    cpu_s: float = 0.0
+    figures: TaskFigures
 
     def held_out_loss(self, most_tokens: int, patience_s: float, goes_on: GoesOn) -> HeldOutLoss:
         return NOT_READ

@@ -98,7 +98,7 @@ def _tokenizing(fields: Mapping[str, Any]) -> str:
 
 def _text_read(fields: Mapping[str, Any]) -> str:
     said = f"[data] the run's text: {fields['documents']:,} document{'s' if fields['documents'] != 1 else ''}, "
-    said += f"{size(fields['bytes'])}, {fields['tokens']:,} tokens"
+    said += f"{size(fields['text_bytes'])}, {fields['tokens']:,} tokens"
     if fields["is_cut"]:
         said += ", the limit of the run (corpus.max_tokens); the rest of the text is left out"
     if not fields["skipped"]:
@@ -196,19 +196,6 @@ def _same_identity(fields: Mapping[str, Any]) -> str:
     )
 
 
-def _narrow_path(fields: Mapping[str, Any]) -> str:
-    return (
-        f"[peers] the path to {fields['where']} loses large packets in silence, because its MTU is smaller than this "
-        "machine's and ICMP is blocked on it; "
-        + (
-            "routers on it may now fragment what this peer sends"
-            if fields["fragments"]
-            else "exchanges by it fail, and this peer cannot help it"
-        )
-        + f". To cure it: {' or '.join(fields['remedies'])}"
-    )
-
-
 def _trainer_died(fields: Mapping[str, Any]) -> str:
     smaller = "" if fields["micro_batch"] is None else f", with micro-batches of {fields['micro_batch']} at most"
     again = f"another one starts in {duration(fields['seconds'])}{smaller}"
@@ -275,7 +262,6 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "records. Set the clock (on Linux: timedatectl set-ntp true); no restart is needed"
     ),
     "same identity": _same_identity,
-    "narrow path": _narrow_path,
     "right clock": lambda f: "[peers] this machine's clock is correct again",
     "clock jumped": lambda f: (
         f"[peers] this machine's clock jumped by {duration(abs(f['by_s']))} {'ahead' if f['by_s'] > 0 else 'back'}; by "
@@ -325,8 +311,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "reading": lambda f: f"[train] reading the held-out text: {f['read']:,} of {f['wanted']:,} tokens",
     "saved": lambda f: f"[save] saved {UserPath(f['path'])}",
     "little space": lambda f: f"[save] warning: {f['why']}",
-    "not tracked": lambda f: f"[track] the tracker gets no figures, or not all: {_why(f)}; training continues",
-    "points dropped": lambda f: f"[track] the tracker did not get {f['dropped']:,} points",
+    "not tracked": lambda f: f"[track] TensorBoard gets no figures, or not all: {_why(f)}; training continues",
     "not saved": lambda f: f"[save] NOT saved, {f['what']}: {_why(f)}",
     "save waits": lambda f: (
         f"[save] NOT saved yet, {f['what']}: {_why(f)}; retrying every {duration(f['every_s'])} for "
@@ -352,7 +337,6 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     ),
     "pause not kept": lambda f: f"[owner] the pause is NOT kept for the next start: {_why(f)}",
     "not in effect": lambda f: f"[owner] {f['option']} in settings.toml has no effect: {_why(f)}",
-    "card left capped": lambda f: f"[owner] the card keeps the power limit gpu_watts: {_why(f)}",
     "budget used up": lambda f: (
         f"[owner] {_why(f)}: training alone until the month is over or monthly_gb is raised in settings.toml"
     ),

@@ -9,58 +9,30 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 from p2ptrain import checkpoint
 from p2ptrain.base.clock import wall
 from p2ptrain.base.errors import HomeError
 from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.checkpoint import Checkpoints
-from p2ptrain.data.corpus import Corpus
-from p2ptrain.data.split import HELD_OUT_TOKENS
 from p2ptrain.host.loop import Hooks
 from p2ptrain.host.tasks import PeerLearner, PeerTask
-from p2ptrain.ports import NOT_READ, Clock, GoesOn, HeldOutLoss, Notebook
+from p2ptrain.ports import Notebook
 from p2ptrain.swarm import Counters, keeping
-from p2ptrain.train.evaluate import tokens_to_read
+from peer.held_out_reader import HeldOutReader
 from peer.home import Home
-from peer.saving import CheckpointSaver, reason_of
+from peer.saving import CheckpointSaver
 from peer.throughput import Throughput
 from peer.time_left import ExchangeDrift, TimeLeft, time_left
 
 PROGRESS_PERIOD_S = 2.0
-LOOK_PERIOD_S, LOOK_MOST_S = 20.0, 120.0
-"""Minimum and maximum seconds between two looks at the held-out loss while somebody watches. Guess: how long visitors
-keep the page open."""
-LOOK_SHARE = 50
-"""Minimum ratio of training time to the time for a look: 2 %; a look longer than 2.4 s costs more."""
-LOOK_TOKENS = 16_384
-"""Held-out tokens read for a look: a standard error of 0.02 nats for bytes, twice that of the reported losses."""
-
-LOSS_PATIENCE_S = 30.0
-"""Approximate maximum seconds for a loss while others may wait for this peer; a slower machine reads fewer tokens.
-Guess: the time for HELD_OUT_TOKENS on the slowest machines that join."""
-BEGINNING_S = 5.0
-"""Approximate maximum seconds for the loss before the first step, which delays a newcomer's request for weights. That
-loss need not be exact. Reading for LOSS_PATIENCE_S took about 30 of the 40 s that a newcomer to four peers of 15
-million parameters needed on two cores before it asked for weights."""
-HASTE_S = 3.0
-"""Approximate maximum seconds for the last loss of a peer that its owner stops: docker kills it after 10 s. Guess: the
-time to save and leave on slow machines."""
-
 OF_SESSION = ("tokens_per_s", "blocked_fraction", "longest_stall_inner_steps")
 """Fields of summary.json that are of one session."""
 
 STEPS_REMEMBERED = 1000
 """Inner steps whose durations are kept; the longest stall is reported in units of their median. Guess: how fast the
 median drifts in long sessions."""
-
-
-class CompilerView(Protocol):
-    """What the owner sees of the compilation: of ``BackgroundCompiler``."""
-
-    @property
-    def state(self) -> str: ...
 
 
 @dataclass(slots=True)
@@ -74,8 +46,7 @@ class SessionRecorder:
     nickname: str
     learner: PeerLearner
     task: PeerTask
-    corpus: Corpus | None
-    """None: nothing is evaluated."""
+    losses: HeldOutReader
     run_tokens: int
     notebook: Notebook
     live_peers: Callable[[], int] = lambda: 0
@@ -85,21 +56,13 @@ class SessionRecorder:
     """Counters of earlier sessions until the checkpoint that was loaded."""
     earlier_s: float = 0.0
     """Seconds of training in earlier sessions until that checkpoint."""
-    sampler: Callable[[], str] | None = None
-    """Returns a sample text of the model; empty: none at this look."""
     is_watched: Callable[[], bool] = lambda: False
     on_outer_step: Callable[[], None] = lambda: None
     """Called after each outer step."""
-    clock: Clock = time.monotonic
     last_exchanges_s: float = 0.0
     """Maximum seconds of a session that starts after the run's end; 0 if the recipe exchanges nothing."""
-    is_stopping: Callable[[], bool] = lambda: False
-    """Whether the owner stopped the peer."""
-    compiler: CompilerView | None = None
     keeps: frozenset[int] | None = None
     """Fragments of a node without a trainer, a keeper."""
-    first_loss: HeldOutLoss | None = None
-    last_loss: HeldOutLoss = NOT_READ
     why: str = ""
     ended_at: float | None = None
     """Time of the run's end, in seconds since 1970; None: it has not come, or is unknown."""
@@ -108,18 +71,12 @@ class SessionRecorder:
     drift: ExchangeDrift = field(default_factory=ExchangeDrift)
     has_stepped: bool = False
     is_held: bool = False
-    is_reading: bool = False
-    """Whether the held-out text is being read for the final loss."""
     _started_at: float = 0.0
     _tokens_at_start: int = 0
     _ended_at: float | None = None
     _next_progress: float = 0.0
-    _read: int | None = None
-    """``learner.changes`` at ``last_loss``."""
     _concluded: int | None = None
     """``learner.changes`` at the end of ``conclude``."""
-    _next_reading: float = 0.0
-    _next_look: float = 0.0
     _held_at: float = 0.0
     _held_s: float = 0.0
     """Seconds of this session in which the trainer was held."""
@@ -141,24 +98,18 @@ class SessionRecorder:
         self._before = self._last_summary()
         if self.learner.ended:
             self.ended_at = self._before.get("ended_at")
-        if (known := self._known_loss()) is not None:
-            self.last_loss, self._read = known, self.learner.changes
-        self._evaluate(patience_s=BEGINNING_S)
-        if self.first_loss is None and math.isfinite(
-            self.last_loss.value
-        ):  # goes into checkpoints, and JSON has no NaN
-            self.first_loss = self.last_loss
+        self.losses.begin(self._before)
         self.saver.begin(is_saved=self.checkpoints.digest is not None)
         self._started_at = time.monotonic()
         self._tokens_at_start = self.learner.tokens
-        self._next_look = self._started_at + LOOK_PERIOD_S
+        task = self.task.figures
         self.notebook.note(
             "started",
-            device=self.task.device_name,
-            parameters=self.task.parameter_count,
-            micro_batch=self.task.micro_batch,
-            computes_in=self.task.computes_in,
-            **self._loss_fields(),
+            device=task.device_name,
+            parameters=task.parameter_count,
+            micro_batch=task.micro_batch,
+            computes_in=task.computes_in,
+            **self.losses.fields,
             progress=self.learner.progress,
             **({"ended": True, "seconds": self.last_exchanges_s} if self.learner.ended else {}),
         )
@@ -217,7 +168,7 @@ class SessionRecorder:
             run_tokens=self.run_tokens,
             tokens=self.learner.tokens,
             **({"loss": self.learner.loss} if math.isfinite(self.learner.loss) else {}),  # JSON has no NaN
-            learning_rate=self.task.learning_rate,
+            learning_rate=self.task.figures.learning_rate,
             tokens_per_s=self.throughput.tokens_per_s,
             **self._time_fields(),
             peers=self.live_peers(),
@@ -247,21 +198,8 @@ class SessionRecorder:
     def outer_step_done(self) -> None:
         self.saver.save_if_due()
         self.on_outer_step()
-        if time.monotonic() >= self._next_look and self.is_watched():
-            self._look()
-
-    def _look(self) -> None:
-        """Note the held-out loss and a sample text for viewers; errors do not stop training."""
-        began, learner = time.monotonic(), self.learner
-        try:
-            self._evaluate(LOOK_TOKENS)
-            self.notebook.note("held out", **self._loss_fields(), step=learner.step, progress=learner.progress)
-            if self.sampler is not None and (text := self.sampler()):
-                self.notebook.note("sample", step=learner.step, progress=learner.progress, text=text)
-        except Exception as error:  # training continues without a look
-            self.notebook.note("not looked", why=reason_of(error))
-        now = time.monotonic()
-        self._next_look = now + max(LOOK_PERIOD_S, min(LOOK_SHARE * (now - began), LOOK_MOST_S))
+        if self.is_watched():
+            self.losses.look()
 
     def training_ended(self) -> None:
         """Note the run's end and save the weights, before the final gossip."""
@@ -289,14 +227,11 @@ class SessionRecorder:
             self._stop_the_clock()  # retries on a full disk are not training
         if not self.saver.is_saved:
             self.saver.insist("the last checkpoint", self.saver.save)
-        if not self.learner.ended or self.is_stopping():
-            self._evaluate(patience_s=HASTE_S)
-        else:
-            self.is_reading = True
-            self._evaluate(patience_s=math.inf, goes_on=self._reads_on)
-            self.is_reading = False
-        if self.corpus is not None and (self.learner.ended or self.learner.step):  # else there is nothing to export
-            self.notebook.note("final loss", **self._loss_fields(), progress=self.learner.progress)
+        self.losses.conclude()
+        if self.losses.corpus is not None and (
+            self.learner.ended or self.learner.step
+        ):  # else there is nothing to export
+            self.notebook.note("final loss", **self.losses.fields, progress=self.learner.progress)
         if (tokens := max(self.learner.tokens - self.home.foreign_tokens(), 0)) and self.learner.progress >= tokens:
             exchanges = self.counted().exchanges_ok
             self.notebook.note("share", tokens=tokens, progress=self.learner.progress, exchanges_ok=exchanges)
@@ -317,7 +252,7 @@ class SessionRecorder:
     @property
     def _cpu_s(self) -> float:
         """CPU seconds of this process and of those that train for it."""
-        return time.process_time() + self.task.cpu_s
+        return time.process_time() + self.task.figures.cpu_s
 
     @property
     def _elapsed_s(self) -> float:
@@ -341,22 +276,22 @@ class SessionRecorder:
 
     def figures(self) -> dict[str, Any]:
         """Return the current training figures. Safe from any thread."""
-        learner, counters = self.learner, self.counted()
+        learner, task, counters = self.learner, self.task.figures, self.counted()
         return {
-            "device": self.task.device_name,
+            "device": task.device_name,
             "step": learner.step,
             "progress": learner.progress,
             "fraction": min(learner.progress / self.run_tokens, 1.0),
             "run_tokens": self.run_tokens,
             "loss": learner.loss if math.isfinite(learner.loss) else None,  # JSON has no NaN
-            "val_loss": self.last_loss.value if math.isfinite(self.last_loss.value) else None,
-            "val_loss_tokens": self.last_loss.tokens,
+            "val_loss": self.losses.last.value if math.isfinite(self.losses.last.value) else None,
+            "val_loss_tokens": self.losses.last.tokens,
             "tokens": learner.tokens,
             "trained_s": self.trained_s,
             "tokens_per_s": self.throughput.tokens_per_s,
             **self._time_fields(),
-            "skipped_steps": self.task.skipped_steps,
-            "compiler": "" if self.compiler is None or learner.ended else self.compiler.state,
+            "skipped_steps": task.skipped_steps,
+            "compiler": "" if learner.ended else task.compiler,
             "exchanges_ok": counters.exchanges_ok,
             "exchanges_failed": counters.exchanges_failed,
             "unsaved_s": self.saver.unsaved_s,
@@ -382,9 +317,9 @@ class SessionRecorder:
             "nickname": self.nickname,
             "run": self.run,
             **self._first_loss_fields(),
-            "val_loss_last": self.last_loss.value,
-            "val_loss_last_tokens": self.last_loss.tokens,
-            "val_loss_of_tokens": self.last_loss.of,
+            "val_loss_last": self.losses.last.value,
+            "val_loss_last_tokens": self.losses.last.tokens,
+            "val_loss_of_tokens": self.losses.last.of,
             "checkpoint": self.checkpoints.digest,
             "tokens": self.learner.tokens,
             "tokens_per_s": (self.learner.tokens - self._tokens_at_start) / max(self._elapsed_s, 1e-9),
@@ -398,7 +333,7 @@ class SessionRecorder:
             "longest_stall_inner_steps": self._longest_stall(),
             "outer_steps": self.learner.step,
             "outer_steps_in_swarm": counters.outer_steps,
-            "coverage": self.task.coverage,
+            "coverage": self.task.figures.coverage,
             "finished": self.learner.ended,
             "ended_at": self.ended_at,
             "why": self.why,
@@ -429,13 +364,13 @@ class SessionRecorder:
             "peer": self.me,
             "step": self.learner.step,
             **self._first_loss_fields(),
-            "coverage": self.task.coverage,
+            "coverage": self.task.figures.coverage,
             "counters": asdict(self.counted()),
             "trained_s": self.trained_s,
         }
 
     def _first_loss_fields(self) -> dict[str, Any]:
-        first = self.first_loss
+        first = self.losses.first
         return {
             "val_loss_first": None if first is None else first.value,
             "val_loss_first_tokens": None if first is None else first.tokens,
@@ -444,32 +379,6 @@ class SessionRecorder:
     def _time_fields(self) -> dict[str, float | None]:
         return {} if (left := self.time_left()) is None else asdict(left)
 
-    def _loss_fields(self) -> dict[str, Any]:
-        return {"loss": self.last_loss.value, "read": self.last_loss.tokens, "of": self.last_loss.of}
-
-    def _evaluate(
-        self,
-        tokens: int = HELD_OUT_TOKENS,
-        patience_s: float = LOSS_PATIENCE_S,
-        goes_on: GoesOn = lambda read, wanted: True,
-    ) -> None:
-        """Read the held-out loss of the slow weights in fp32, unless a reading of as many tokens is known."""
-        if self.corpus is None:
-            return
-        is_known = self._read == self.learner.changes
-        if is_known and self.last_loss.tokens >= tokens_to_read(self.corpus, tokens):
-            return
-        found = self.learner.at_slow(lambda: self.task.held_out_loss(tokens, patience_s, goes_on))
-        if not is_known or found.tokens >= self.last_loss.tokens:
-            self.last_loss, self._read = found, self.learner.changes
-
-    def _reads_on(self, read: int, wanted: int) -> bool:
-        """Note how far the last reading is; stop it if the owner stops the peer."""
-        if (now := self.clock()) >= self._next_reading:
-            self._next_reading = now + PROGRESS_PERIOD_S
-            self.notebook.note("reading", read=read, wanted=wanted)
-        return not self.is_stopping()
-
     def _last_summary(self) -> dict[str, Any]:
         """Return the summary of the last session, if it ended with the weights that were loaded; else nothing."""
         try:
@@ -477,12 +386,3 @@ class SessionRecorder:
             return last if last["checkpoint"] == self.checkpoints.digest is not None else {}
         except (OSError, ValueError, KeyError, TypeError):
             return {}
-
-    def _known_loss(self) -> HeldOutLoss | None:
-        """Return the loss that the last session computed of the weights that were loaded."""
-        try:
-            names = ("val_loss_last", "val_loss_last_tokens", "val_loss_of_tokens")
-            value, tokens, of = (self._before[name] for name in names)
-            return HeldOutLoss(float(value), int(tokens), int(of)) if math.isfinite(value) else None
-        except (ValueError, KeyError, TypeError):
-            return None

@@ -71,7 +71,7 @@ class Sharing:
 
     def set_run(self, signed: SignedManifest, home: Home, record: SessionRecorder, local: bool) -> None:
         """Show the run and this peer's training figures from now on."""
-        parameters = record.task.parameter_count
+        parameters = record.task.figures.parameter_count
         self.state.set_run(signed, parameters, lambda: _join(signed, home, local))
         foreign = home.foreign_tokens()
         self.state.set_sources(Sources(record.figures, self.owner.measured, self.owner.traffic, foreign))

@@ -47,7 +47,7 @@ class StartOptions(NodeOptions):
     share: bool | None = None
     """Share this peer's figures with bootstraps, whatever the settings say."""
     track: Annotated[str, AfterValidator(tracker_name)] | None = None
-    """Tracker of this peer's figures (``peer.trackers``)."""
+    """Where this peer's figures go (``peer.trackers``)."""
     keep: Annotated[str, AfterValidator(_kept)] | None = None
     """Keep these fragments for others, and do not train."""
 

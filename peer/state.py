@@ -57,7 +57,6 @@ FAILURES = frozenset(
         "no relay",
         "wrong clock",
         "same identity",
-        "narrow path",
         "p2pd died",
         "trainer died",
         "torn checkpoint",

@@ -117,7 +117,7 @@ def life_in_swarm(
             work,
             record.notebook,
             contributions.taken,
-            wanted=session.held,
+            wanted=session.record.keeps,
         ),
     )
     environment = wrap(environment, learner, float(record.run_tokens))
@@ -128,7 +128,7 @@ def life_in_swarm(
         contributions.given,
         network.rates,
         admission.counts,
-        session.held,
+        session.record.keeps,
     )
     stored = {each.sha256: record.home.files.find(each.sha256) for each in named_files(signed.manifest)}
     file_server = FileServer({sha256: path for sha256, path in stored.items() if path is not None}, network.rates)

@@ -14,15 +14,10 @@ MOST_CHARS = 200
 
 
 class ToolError(Exception):
-    """A program is missing, failed or did not answer; the message says which, in one line.
+    """A program is missing, failed or did not answer; the message says which, in one line."""
 
-    Args:
-        status: its exit status; None if it did not run to its end.
-    """
-
-    def __init__(self, why: str, status: int | None = None) -> None:
+    def __init__(self, why: str) -> None:
         super().__init__(one_line(why, MOST_CHARS))
-        self.status = status
 
 
 def output_of(program: str, *arguments: str) -> str:
@@ -48,5 +43,5 @@ def output_of(program: str, *arguments: str) -> str:
         raise ToolError(f"{program} cannot be started: {error.strerror}") from None
     if done.returncode:
         line = next(filter(None, map(str.strip, done.stdout.splitlines())), f"exit status {done.returncode}")
-        raise ToolError(f"{program}: {line}", done.returncode)
+        raise ToolError(f"{program}: {line}")
     return done.stdout

@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from p2ptrain.swarm.events import Event, LeaveRequested, OuterStepDone, TrainingEnded
+
+if TYPE_CHECKING:
+    from p2ptrain.host.tasks import PeerLearner
 
 NAP_S = 60.0
 """Longest wait of an idle trainer, in seconds, before it checks its signals again."""
@@ -26,32 +29,6 @@ class Signals:
     over: threading.Event = field(default_factory=threading.Event)
     """The final gossip is over: the weights are final, and newcomers can have them until the peer leaves."""
     finished: threading.Event = field(default_factory=threading.Event)
-
-
-class LoopLearner(Protocol):
-    """``Learner`` as the loop sees it."""
-
-    @property
-    def ended(self) -> bool: ...
-
-    @property
-    def is_waiting(self) -> bool: ...
-
-    @property
-    def is_away(self) -> bool: ...
-
-    @property
-    def step(self) -> int: ...
-
-    @property
-    def progress(self) -> float: ...
-
-    @property
-    def is_ahead(self) -> bool: ...
-
-    def advance(self, runs_ahead: bool = False) -> list[Event]: ...
-
-    def settle(self, wait_s: float = 0.0) -> list[Event]: ...
 
 
 def _nothing(*_: object) -> None:
@@ -76,7 +53,7 @@ class Hooks:
     """Whether ``inner_step_done`` needs weights at rest: the trainer then begins no step before it."""
 
 
-def train(learner: LoopLearner, signals: Signals, post: Callable[[Event], None], hooks: Hooks) -> None:
+def train(learner: PeerLearner, signals: Signals, post: Callable[[Event], None], hooks: Hooks) -> None:
     """Train until the run's end, ``stop`` or ``last``; then apply the results of the final gossip until ``finished``.
 
     Args:

@@ -1,99 +1,52 @@
-"""The inner task as the peer application sees it: figures, held-out loss and sample text besides training.
+"""Learner and inner task as the peer application sees them.
 
 The application does not reach into the model, which may lie on several devices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Protocol
 
-from p2ptrain.host.loop import LoopLearner
-from p2ptrain.ports import Deliveries, GoesOn, HeldOutLoss, NetworkedLearner
+from pydantic import BaseModel, ConfigDict
 
-if TYPE_CHECKING:
-    from p2ptrain.ports import Saved
+from p2ptrain.host.keeper import Keeper
+from p2ptrain.host.learner import Learner
+from p2ptrain.ports import GoesOn, HeldOutLoss
 
-
-T = TypeVar("T")
-
-
-class WakingInbox(Deliveries, Protocol):
-    """Inbox whose waiting trainer any thread may wake."""
-
-    def wake(self) -> None: ...
+PeerLearner = Learner | Keeper
+"""Learner of a node; any thread may read its numbers."""
 
 
-class PeerLearner(LoopLearner, NetworkedLearner, Protocol):
-    """``Learner`` or ``Keeper`` as the application sees it. Any thread may read its numbers."""
+class TaskFigures(BaseModel):
+    """What a node shows of its inner task."""
 
-    @property
-    def inbox(self) -> WakingInbox: ...
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
-    @property
-    def tokens(self) -> int: ...
-
-    @property
-    def loss(self) -> float: ...
-
-    @property
-    def changes(self) -> int: ...
-
-    @property
-    def progress_displacement(self) -> float: ...
-
-    @property
-    def blocked_s(self) -> float: ...
-
-    @property
-    def longest_blocked_s(self) -> float: ...
-
-    @property
-    def inner_step_s(self) -> float: ...
-
-    def state_dict(self) -> tuple[dict[str, Saved], dict[str, Any]]: ...
-
-    def at_slow(self, tell: Callable[[], T]) -> T:
-        """Return the result of ``tell`` with the slow weights, which exports hold, as the current ones."""
+    parameter_count: int
+    """Parameters of the whole model."""
+    device_name: str = "cpu"
+    """Device that trains, as torch writes it."""
+    computes_in: str = "fp32"
+    """Type of the matrix products: fp32, bfloat16 or float16."""
+    skipped_steps: int = 0
+    """Inner steps that moved nothing, because the gradient was not finite."""
+    coverage: float = 0.0
+    """Fraction of the training set that this peer has read, 0 to 1."""
+    micro_batch: int = 0
+    """Sequences computed at once."""
+    learning_rate: float = 0.0
+    """Learning rate of the last inner step that moved weights."""
+    cpu_s: float = 0.0
+    """CPU seconds of other processes that train for this one."""
+    compiler: str = ""
+    """What the compiler of the training step does."""
 
 
 class PeerTask(Protocol):
-    """Inner task of a peer, such as ``train.inner.LanguageModelTask``.
-
-    Its methods belong to the training thread; any thread may read its figures.
-    """
+    """Inner task of a peer. Its methods belong to the training thread; any thread may read its figures."""
 
     @property
-    def device_name(self) -> str:
-        """Device that trains, as torch writes it."""
-
-    @property
-    def parameter_count(self) -> int:
-        """Parameters of the whole model."""
-
-    @property
-    def computes_in(self) -> str:
-        """Type of the matrix products: fp32, bfloat16 or float16."""
-
-    @property
-    def skipped_steps(self) -> int:
-        """Inner steps that moved nothing, because the gradient was not finite."""
-
-    @property
-    def coverage(self) -> float:
-        """Fraction of the training set that this peer has read, 0 to 1."""
-
-    @property
-    def micro_batch(self) -> int:
-        """Sequences computed at once."""
-
-    @property
-    def learning_rate(self) -> float:
-        """Learning rate of the last inner step that moved weights."""
-
-    @property
-    def cpu_s(self) -> float:
-        """CPU seconds of other processes that train for this one."""
+    def figures(self) -> TaskFigures: ...
 
     def held_out_loss(self, most_tokens: int, patience_s: float, goes_on: GoesOn) -> HeldOutLoss:
         """Read the held-out loss of the current weights in fp32.

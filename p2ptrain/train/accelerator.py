@@ -187,13 +187,6 @@ def triton_fault(device: torch.device) -> str:
     return ""
 
 
-def card_name(device: torch.device) -> str | None:
-    """Return the name by which nvidia-smi knows a device, ``GPU-`` and its UUID; None if it knows none."""
-    if device.type != "cuda" or torch.version.cuda is None:
-        return None
-    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-
-
 def product_name(device: torch.device) -> str:
     """Return a card's name for people."""
     if device.type == "mps":

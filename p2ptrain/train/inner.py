@@ -154,10 +154,6 @@ class LanguageModelTask:
         return self.model.theta
 
     @property
-    def device_name(self) -> str:
-        return str(self.theta.device)
-
-    @property
     def parameter_count(self) -> int:
         return self.model.layout.parameter_count
 

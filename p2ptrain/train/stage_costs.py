@@ -1,25 +1,22 @@
 """Costs of a model's units, for ``stages.balanced_cut``: seconds by a trial, bytes from the shapes.
 
-A trial builds three blocks of the model, not all. Each rank makes one on its device, one rank after the other on the
+A trial builds at most three blocks of the model. Each rank makes one on its device, one rank after the other on the
 CPU, and all cut by the results of all.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from p2ptrain.train import accelerator
 from p2ptrain.train.activations import layer_values, loss_bytes
-from p2ptrain.train.autofit import CPU_TRIAL_TOKENS, TRIALS, Placement
-from p2ptrain.train.cross_entropy import summed_cross_entropy
-from p2ptrain.train.model import recompute_activations
-from p2ptrain.train.staged import StageModule
-from p2ptrain.train.stages import StageRange, UnitCosts, stage_model
+from p2ptrain.train.autofit import CPU_TRIAL_TOKENS, TRIALS, Placement, trial_s
+from p2ptrain.train.model import flat_model
+from p2ptrain.train.stages import UnitCosts
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Decoder
@@ -59,74 +56,26 @@ def trials(
     description: Decoder, sequence_length: int, placements: Sequence[Placement], device: torch.device
 ) -> list[list[float]]:
     """Return ``unit_seconds`` of each placement; those whose trials on the CPU are the same share one."""
-    known: dict[Placement, list[float]] = {}
-    for each in placements:
-        tried = replace(each, micro_batch=_trial_size(each, sequence_length, device)[0])
-        if tried not in known:
-            known[tried] = unit_seconds(description, sequence_length, tried, device)
-    found = []
-    for each in placements:
-        tried = replace(each, micro_batch=_trial_size(each, sequence_length, device)[0])
-        found.append([seconds * each.micro_batch / tried.micro_batch for seconds in known[tried]])
-    return found
-
-
-def _trial_size(placement: Placement, sequence_length: int, device: torch.device) -> tuple[int, int]:
-    """Return sequences and tokens of each that a trial computes."""
-    if device.type != "cpu":
-        return placement.micro_batch, sequence_length
-    tokens = min(sequence_length, CPU_TRIAL_TOKENS)
-    return min(placement.micro_batch, max(1, CPU_TRIAL_TOKENS // tokens)), tokens
+    most = max(1, CPU_TRIAL_TOKENS // sequence_length) if device.type == "cpu" else sys.maxsize
+    tried = [replace(each, micro_batch=min(each.micro_batch, most)) for each in placements]
+    known = {each: unit_seconds(description, sequence_length, each, device) for each in dict.fromkeys(tried)}
+    return [
+        [seconds * each.micro_batch / trial.micro_batch for seconds in known[trial]]
+        for each, trial in zip(placements, tried, strict=True)
+    ]
 
 
 def unit_seconds(description: Decoder, sequence_length: int, placement: Placement, device: torch.device) -> list[float]:
     """Return the seconds of a forward and backward pass of a micro-batch through each unit, the shortest of trials.
 
-    On the CPU a trial has at most ``CPU_TRIAL_TOKENS``; the seconds are those of all tokens at the same speed.
+    Models of one and of three blocks tell a block from the output layer; looking embeddings up counts as nothing.
     """
-    short = description.model_copy(update={"config": description.config.model_copy(update={"num_hidden_layers": 3})})
-    sequences, tokens = _trial_size(placement, sequence_length, device)
-    factor = placement.micro_batch * sequence_length / (sequences * tokens)
 
-    def measured(index: int, blocks: int) -> float:
-        compute = _pass(short, StageRange(index, 3, range(blocks)), placement, sequences, tokens, device)
-        return factor * _shortest_s(compute, device)
+    def measured(blocks: int) -> float:
+        config = description.config.model_copy(update={"num_hidden_layers": blocks})
+        model = flat_model(description.model_copy(update={"config": config}), 0, device)
+        return min(trial_s(model, placement, sequence_length) for _ in range(TRIALS))
 
-    one, three = measured(1, 1), measured(1, 3)
-    block = max((three - one) / 2, three / 6)  # copies from and to the host are not part of a block
-    return [measured(0, 0), *[block] * description.config.num_hidden_layers, measured(2, 0)]
-
-
-def _pass(
-    description: Decoder, stage: StageRange, placement: Placement, sequences: int, tokens: int, device: torch.device
-) -> Callable[[], None]:
-    """Return a forward and backward pass of one stage."""
-    model = stage_model(description, 0, device, stage)
-    recompute_activations(model.flat.module, placement.recomputes)
-    forward_pass = StageModule(model, placement.autocast)
-    hidden_shape = sequences, tokens, description.config.hidden_size
-    given, returned = torch.zeros(hidden_shape), torch.zeros(hidden_shape)
-    ids, targets = (torch.zeros(sequences, tokens, dtype=torch.int64, device=device) for _ in range(2))
-
-    def compute() -> None:
-        received = ids if stage.is_first else given.to(device).requires_grad_()
-        hidden = forward_pass(received)
-        if stage.is_last:
-            total = summed_cross_entropy(hidden.flatten(0, 1), model.output, targets.flatten(), placement.autocast)
-            total.backward()
-        else:
-            hidden.backward(returned.to(hidden))
-
-    return compute
-
-
-def _shortest_s(compute: Callable[[], None], device: torch.device) -> float:
-    compute()
-    seconds = []
-    for _ in range(TRIALS):
-        accelerator.synchronize(device)
-        began = time.perf_counter()
-        compute()
-        accelerator.synchronize(device)
-        seconds.append(time.perf_counter() - began)
-    return min(seconds)
+    one, three = measured(1), measured(3)
+    block = min(max((three - one) / 2, three / 6), three / 3)  # whatever else the machine did meanwhile
+    return [0.0, *[block] * description.config.num_hidden_layers, max(one - block, 0.0)]

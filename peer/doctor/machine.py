@@ -188,7 +188,7 @@ def memory(
         if rest or others or (stages or 1) > 1:
             devices = [chosen, *rest]
             allowed_bytes = min(allowed_bytes, installed_memory())
-            mesh = mesh_of(manifest, devices, stages, allowed_bytes, others, asks_cards=True)
+            mesh = mesh_of(manifest, devices, stages, allowed_bytes, others)
             if others:
                 return [ok("memory", f"{there}; {mesh}, and whether they fit is seen when all have joined")]
             arranged = f", in {mesh}"

@@ -131,8 +131,6 @@ class OwnerControl:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-            if why := self._sensors.left_capped:
-                self._notebook.note("card left capped", why=why)
             self._note_faults()  # a short session may end before the first look
             if self._server is not None:
                 self._server.close()

@@ -13,12 +13,12 @@ CALM_S = 60.0
 """Seconds for which a reason must be absent before the peer rejoins, because leaving and joining cost more than a
 short rest. Guess: how often volunteers' programs start and end."""
 COOLED_CELSIUS = 10.0
-"""Difference between the temperatures at which a rest begins and ends. Guess: temperature curves of cards and
+"""Difference between the temperatures at which a rest begins and ends. Guess: temperature curves of
 processors."""
 STALE_S = 60.0
 """Age in seconds from which readings no longer count: the sensors' thread is stuck in the kernel."""
 SILENT = f"the sensors have not answered for {STALE_S:.0f} s"
-SENSED = ("pause_while", "pause_on_battery", "pause_above_celsius", "pause_while_active_minutes", "gpu_watts")
+SENSED = ("pause_while", "pause_on_battery", "pause_above_celsius", "pause_while_active_minutes")
 """Settings that need the sensors' thread."""
 
 
@@ -31,8 +31,8 @@ class Readings:
     programs: frozenset[str] = frozenset()
     """Those programs of ``pause_while`` that run, spelt as there."""
     on_battery: bool | None = None
-    celsius: Mapping[str, float] = field(default_factory=dict)
-    """Temperature in °C by part, such as "the graphics card"."""
+    celsius: float | None = None
+    """Temperature of the processor."""
     is_active: bool | None = None
     """Whether somebody uses this computer now, as the system sees it."""
     faults: Mapping[str, str] = field(default_factory=dict)
@@ -83,11 +83,10 @@ class RestRule:
             return f"this computer runs on its battery (pause_on_battery in {SETTINGS_FILE})"
         return self._heat(settings.pause_above_celsius, readings.celsius)
 
-    def _heat(self, highest: float, celsius: Mapping[str, float]) -> str:
-        part = max(celsius, key=lambda each: celsius[each], default="")
+    def _heat(self, highest: float, celsius: float | None) -> str:
         limit = highest - COOLED_CELSIUS if self._is_hot else highest
-        self._is_hot = bool(highest and part) and celsius[part] > limit
+        self._is_hot = bool(highest) and celsius is not None and celsius > limit
         if not self._is_hot:
             return ""
         until = f"training resumes at {highest - COOLED_CELSIUS:g} °C"
-        return f"{part} has {celsius[part]:.0f} °C; {until} (pause_above_celsius in {SETTINGS_FILE})"
+        return f"the processor has {celsius:.0f} °C; {until} (pause_above_celsius in {SETTINGS_FILE})"

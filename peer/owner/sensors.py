@@ -1,16 +1,15 @@
 """Sensors: running programs, battery, temperatures and the computer's users, read in a thread beside the loop.
 
-Only what the settings ask for is read, every ``PERIOD_S``. The thread also sets the card's power limit, which may take
-seconds. A value that this system does not give is a fault that the owner sees in one line; the peer trains on.
+Only what the settings ask for is read, every ``PERIOD_S``. A value that this system does not give is a fault that the
+owner sees in one line; the peer trains on.
 
 ==========================  ========================================================================================
 option                      source
 ==========================  ========================================================================================
 pause_while                 names of all processes but our own, by psutil
 pause_on_battery            psutil
-pause_above_celsius         the processor's sensors, by psutil; the cards' that train, by nvidia-smi
+pause_above_celsius         the processor's sensors, by psutil
 pause_while_active_minutes  ``IdleHint`` of logind, by loginctl: the desktop reports it, or the terminals' last input
-gpu_watts                   nvidia-smi
 ==========================  ========================================================================================
 """
 
@@ -18,21 +17,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import psutil
 
 from p2ptrain.base.daemon_thread import DaemonThread
-from p2ptrain.base.system_tool import DEADLINE_S, ToolError, output_of
+from p2ptrain.base.system_tool import ToolError, output_of
 from p2ptrain.base.text import one_line
 from p2ptrain.ports import Clock
-from peer.owner.power_cap import PowerCap
-from peer.owner.resting import SILENT, Readings
+from peer.owner.resting import Readings
 from peer.owner.settings import Settings
 
 T = TypeVar("T")
@@ -40,8 +36,6 @@ T = TypeVar("T")
 PERIOD_S = 5.0
 """Seconds between two readings, and so the delay until the peer yields. Reading the names of 80 processes takes 13 ms.
 Guess: how soon volunteers expect a game to have the machine."""
-JOIN_S = 7 * DEADLINE_S
-"""Seconds to wait for the thread at the end: the calls of one reading, each with its own deadline, and of the cap."""
 CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "soc_thermal", "acpitz")
 """Names of the processor's sensors in Linux, most exact first: Intel, AMD, ARM, and the firmware's thermal zone."""
 NAME_BYTES = 15
@@ -51,54 +45,24 @@ PLAUSIBLE_CELSIUS = (1.0, 150.0)
 
 
 class Sensors:
-    """The sensors of one peer, read while ``run`` runs.
+    """The sensors of one peer, read while ``run`` runs."""
 
-    Args:
-        directory: files about cards, of all peers of this user.
-    """
-
-    def __init__(self, directory: Path, clock: Clock = time.monotonic) -> None:
+    def __init__(self, clock: Clock = time.monotonic) -> None:
         self.readings = Readings()
-        self._directory = directory
-        self.left_capped = ""
-        """Why ``run`` could not put a power limit back, and how to do so."""
-        self._cards: tuple[str, ...] = ()
-        self._caps: tuple[PowerCap, ...] = ()
         self._clock = clock
         self._settings = Settings()
         self._edited = asyncio.Event()
         self._thread = DaemonThread("sensors")
 
     async def run(self) -> None:
-        """Read the sensors until cancelled, then put the card's power limit back."""
+        """Read the sensors until cancelled."""
         self.readings = Readings(at=self._clock())
         with self._thread:
-            try:
-                while True:
-                    self._edited.clear()
-                    await self._thread.call(self._renew)
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._edited.wait(), PERIOD_S)
-            finally:
-                await self._put_back()
-
-    def train_on(self, cards: Sequence[str]) -> None:
-        """Take these cards for those that train, by nvidia-smi's names; none on the CPU. Call it once.
-
-        ``gpu_watts`` is for all together.
-        """
-        self._cards = tuple(cards)
-        self._caps = tuple(PowerCap(self._directory, card) for card in self._cards or (None,))
-        self._edited.set()
-
-    async def _put_back(self) -> None:
-        try:
-            async with asyncio.timeout(JOIN_S * max(1, len(self._caps))):
-                await self._thread.call(self._release)
-            self.left_capped = _joined(cap.left_capped for cap in self._caps)
-        except TimeoutError:
-            ways_back = [cap.way_back for cap in self._caps if cap.way_back]
-            self.left_capped = "; ".join([SILENT, *ways_back]) if ways_back else ""
+            while True:
+                self._edited.clear()
+                self.readings = await self._thread.call(self.read)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._edited.wait(), PERIOD_S)
 
     def watch(self, settings: Settings) -> None:
         """Read from now on what these settings need, beginning at once."""
@@ -108,7 +72,7 @@ class Sensors:
 
     def read(self) -> Readings:
         """Read the sensors once, with a deadline for each program that is called."""
-        settings, caps, faults = self._settings, self._caps, dict[str, str]()
+        settings, faults = self._settings, dict[str, str]()
 
         def value(option: str, sensor: Callable[[], T]) -> T | None:
             if not getattr(settings, option):
@@ -119,23 +83,14 @@ class Sensors:
                 faults[option] = one_line(str(error) or type(error).__name__)
                 return None
 
-        if fault := _joined(cap.apply(settings.gpu_watts // len(caps)) for cap in caps):
-            faults["gpu_watts"] = fault
         return Readings(
             programs=value("pause_while", lambda: running(settings.pause_while)) or frozenset(),
             on_battery=value("pause_on_battery", is_on_battery),
-            celsius=value("pause_above_celsius", lambda: temperatures(self._cards)) or {},
+            celsius=value("pause_above_celsius", temperature),
             is_active=value("pause_while_active_minutes", is_in_use),
             faults=faults,
             at=self._clock(),
         )
-
-    def _renew(self) -> None:
-        self.readings = self.read()
-
-    def _release(self) -> None:
-        for cap in self._caps:
-            cap.release()
 
 
 def running(wanted: Iterable[str]) -> frozenset[str]:
@@ -168,37 +123,14 @@ def is_on_battery() -> bool:
     return not battery.power_plugged
 
 
-def temperatures(cards: Sequence[str]) -> dict[str, float]:
-    """Return the °C of the processor and of the hottest card. Raises ToolError if a card's, or all, are unknown."""
-    found = {}
+def temperature() -> float:
+    """Return the °C of the processor. Raises ToolError if it is unknown."""
+    lowest, highest = PLAUSIBLE_CELSIUS
     chips = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
     for name in CPU_SENSORS:
-        if values := [each.current for each in chips.get(name, ()) if _is_plausible(each.current)]:
-            found["the processor"] = max(values)
-            break
-    of_cards = [celsius for card in cards if _is_plausible(celsius := _celsius(card))]
-    if len(of_cards) < len(cards) or not (found or cards):
-        raise ToolError(f"this system shows no temperature of the {'graphics card' if cards else 'processor'}")
-    return {**found, "the graphics card": max(of_cards)} if cards else found
-
-
-def _celsius(card: str) -> float:
-    """Return a card's temperature, or NaN. Raises ToolError."""
-    text = output_of("nvidia-smi", "-i", card, "--query-gpu=temperature.gpu", "--format=csv,noheader,nounits")
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
-
-
-def _joined(faults: Iterable[str]) -> str:
-    """Return different faults, each once."""
-    return "; ".join(dict.fromkeys(filter(None, faults)))
-
-
-def _is_plausible(celsius: float) -> bool:
-    lowest, highest = PLAUSIBLE_CELSIUS
-    return lowest <= celsius <= highest  # False for NaN
+        if values := [float(each.current) for each in chips.get(name, ()) if lowest <= each.current <= highest]:
+            return max(values)
+    raise ToolError("this system shows no temperature of the processor")
 
 
 def is_in_use() -> bool:

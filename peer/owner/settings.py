@@ -37,8 +37,6 @@ MAX_STAGES = 64
 MAX_PROGRAMS, MAX_PROGRAM_CHARS = 32, 64
 MIN_CELSIUS, MAX_CELSIUS = 30, 110
 """Range of temperature limits in °C: rooms are cooler, and processors switch themselves off above it."""
-MIN_WATTS, MAX_WATTS = 10, 2000
-"""Range of power limits in W that any card could have; nvidia-smi knows the card's own."""
 MIN_MEMORY_GB = 0.25
 MAX_MINUTES = 1440
 
@@ -138,13 +136,8 @@ class Settings(Section):
     """Whether the peer is paused while the battery feeds this computer. Allowed: true or false."""
 
     pause_above_celsius: Annotated[float, Field(ge=0, le=MAX_CELSIUS), _zero_or_from(MIN_CELSIUS, "°C")] = 0.0
-    """Temperature of the processor or of the NVIDIA card that trains, in °C, above which the peer is paused until it is
-    10 °C lower. Allowed: 0 (never), or a number from 30 to 110."""
-
-    gpu_watts: Annotated[int, Field(ge=0, le=MAX_WATTS), _zero_or_from(MIN_WATTS, "W")] = 0
-    """Power limit in W of the NVIDIA card that trains, or of several together, in equal shares; set by nvidia-smi,
-    which needs an administrator, and put back at the end. Allowed: 0 (unchanged), or a whole number from 10 to
-    2,000."""
+    """Temperature of the processor in °C, above which the peer is paused until it is 10 °C lower. Allowed: 0 (never),
+    or a number from 30 to 110."""
 
     nickname: Annotated[str, AfterValidator(nickname_text)] = ""
     """Name shown to people. Applies from the next start; --nickname takes precedence. Allowed: at most 32 printable
@@ -185,10 +178,8 @@ class Settings(Section):
     in any case. --share takes precedence. Allowed: true or false."""
 
     track: Annotated[str, AfterValidator(tracker_name)] = "none"
-    """Tracker that gets this peer's figures once per outer step: TensorBoard writes files into a directory, wandb sends
-    them to its server or keeps them (WANDB_MODE=offline), trackio keeps them on this computer. Applies from the next
-    start; --track takes precedence. Allowed: "none", "tensorboard:<directory>", "wandb:<project>" or
-    "trackio:<project>"."""
+    """Directory for TensorBoard's files, which get this peer's figures once per outer step. Applies from the next
+    start; --track takes precedence. Allowed: "none" or "tensorboard:<directory>"."""
 
     @property
     def upload_rate(self) -> float:
@@ -236,6 +227,8 @@ def parse(text: str) -> Settings:
         data = read_toml(text)
     except ValueError as error:
         raise ValueError(f"it is not valid TOML: {error}") from None
+    if data.pop("gpu_watts", 0):  # files of older versions have it, most with 0
+        raise ValueError("gpu_watts is no option any more; delete it, and run: sudo nvidia-smi -pl WATTS")
     try:
         return Settings.model_validate(data)
     except ValidationError as error:

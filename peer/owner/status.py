@@ -30,7 +30,7 @@ def state_of(
     record: SessionRecorder | None, participation: Participation | None, mode: str, leaving: bool
 ) -> tuple[str, str]:
     """Return one word for what the peer does, and why, if known; ``mode`` is the name of a ``Mode``."""
-    if record is not None and record.is_reading:
+    if record is not None and record.losses.is_reading:
         return "finishing", "reading the held-out text for the final loss"
     if leaving:
         return "finishing", "saving, then leaving"
@@ -50,7 +50,7 @@ def state_of(
         return "final gossip", "no other peer is here" if is_alone else "exchanging weights until the swarm agrees"
     if participation.state in ("joining", "away"):
         return "joining", "looking for the swarm, or downloading newer weights"
-    if record.corpus is None:  # a keeper
+    if record.keeps is not None:
         return "keeping", "" if participation.live_peers else "no other peer is here; still searching"
     if record.learner.is_waiting:
         return "training", "waiting for the partners planned for this outer step"

@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from p2ptrain.host.tasks import TaskFigures
 from p2ptrain.trainer.process import TrainerHandle
 
 
@@ -20,24 +21,10 @@ class Nothing(TrainerAnswer):
     """An answer that only says that something is done."""
 
 
-class Figures(TrainerAnswer):
-    """What the node shows of its trainer; see ``host.tasks.TaskFigures``."""
-
-    device_name: str
-    parameter_count: int
-    computes_in: str
-    skipped_steps: int
-    coverage: float
-    micro_batch: int
-    learning_rate: float
-    cpu_s: float
-    compiler: str
-
-
 class State(TrainerAnswer):
     """What the node shows, and what another trainer needs to go on, beside the vectors."""
 
-    figures: Figures
+    figures: TaskFigures
     counters: Annotated[list[int], Field(min_length=4, max_length=4)]
     """Steps ever made, those of the optimizer, and length and steps made of the current warm-up."""
     loss_scale: list[float]
@@ -50,8 +37,6 @@ class Begun(State):
     """Loss of a uniform prediction."""
     shares: bool
     """Whether it computes in the host vector."""
-    cards: list[str] = []
-    """Names of this computer's cards that train, as nvidia-smi knows them."""
 
 
 class Losses(TrainerAnswer):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 import torch
@@ -13,7 +12,7 @@ from p2ptrain.manifest import Manifest
 from p2ptrain.train import accelerator
 from p2ptrain.train.ranks import Mesh
 from p2ptrain.train.stages import divisors_down
-from peer.capacity import StagePlace, check_team_memory
+from peer.capacity import check_ranks
 
 
 def choose_devices(names: str, tries: bool = False) -> list[torch.device]:
@@ -67,12 +66,7 @@ def other_ranks(team: int | None, at: str | None, devices: Sequence[torch.device
 
 
 def mesh_of(
-    manifest: Manifest,
-    devices: Sequence[torch.device],
-    stages: int | None,
-    memory_bytes: float,
-    others: int = 0,
-    asks_cards: bool = False,
+    manifest: Manifest, devices: Sequence[torch.device], stages: int | None, memory_bytes: float, others: int = 0
 ) -> Mesh:
     """Return the mesh of the ranks. Raises DeviceError if they cannot train the run.
 
@@ -81,7 +75,6 @@ def mesh_of(
         stages: of a replica; None: as many as possible, since each holds the less.
         memory_bytes: of this computer; that of others is not known.
         others: ranks on other computers.
-        asks_cards: whether cards are asked for their free memory, which takes some of it; else their ranks do.
     """
     ranks, sequences = len(devices) + others, manifest.training.sequences_per_step
     if ranks > sequences:
@@ -102,14 +95,8 @@ def mesh_of(
         raise DeviceError("Stages on devices of several kinds cannot exchange activations.", remedy)
     mesh = Mesh.of(ranks, stages)
     if not others:
-        check_team_memory(manifest, [_place(each, asks_cards) for each in devices], int(memory_bytes), mesh.replicas)
+        check_ranks(manifest, devices, stages, int(memory_bytes))
     return mesh
-
-
-def _place(device: torch.device, asks_card: bool) -> StagePlace:
-    if device.type in ("cpu", "mps") or (asks_card and accelerator.shares_host_memory(device)):
-        return StagePlace(str(device))
-    return StagePlace(str(device), accelerator.free_bytes(device) if asks_card else sys.maxsize)
 
 
 def rank_threads(devices: Sequence[torch.device]) -> int:

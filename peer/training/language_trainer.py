@@ -141,15 +141,13 @@ class LanguageTrainer:
         if is_shared and host is not None:
             self._task.moving = partial(host.moving, 0 if ranks is None else ranks.rank)
         self._vectors = None if is_shared else (theta, first, second)
-        card = None if attachment is None else accelerator.card_name(device)
-        own = str(device), card, host is None, self._piece.start, self._piece.stop
+        own = str(device), host is None, self._piece.start, self._piece.stop
         all_ranks = [own] if ranks is None else ranks.gather(own)  # and all have written their weights
         self._shares = is_shared
         self._device_name = " + ".join(each[0] for each in all_ranks)
-        self._cards = [each[1] for each in all_ranks if each[1] is not None]
         if ranks is not None and ranks.mesh.replicas > 1:
             self._device_name += f" ({ranks.mesh})"
-        pieces = {rank: slice(*each[3:]) for rank, each in enumerate(all_ranks) if each[2]}
+        pieces = {rank: slice(*each[2:]) for rank, each in enumerate(all_ranks) if each[1]}
         self._elsewhere = RemotePieces(ranks, pieces, host, vectors)
         """Of ranks on other computers."""
         self.is_final = False
@@ -181,8 +179,7 @@ class LanguageTrainer:
 
     def begin(self) -> dict[str, Any]:
         """Return the first answer."""
-        own = {"guessing": self._tried.guessing, "shares": self._shares, "cards": self._cards}
-        return own | self._state()
+        return {"guessing": self._tried.guessing, "shares": self._shares} | self._state()
 
     def step(self, progress: float, remaining_s: float | None) -> dict[str, Any]:
         """Make one inner step; return the losses that have arrived, of this step or of earlier ones, in order.

@@ -29,12 +29,13 @@ from torch import Tensor
 
 from p2ptrain.base.errors import TrainerAwayError, UserError
 from p2ptrain.host.learner import REWARM_STEPS
+from p2ptrain.host.tasks import TaskFigures
 from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.ports import NOT_READ, GoesOn, HeldOutLoss, Notebook
 from p2ptrain.trainer.host_vector import HostVector
 from p2ptrain.trainer.process import OnNote, TrainerDiedError, TrainerHandle
 from peer.training import answers
-from peer.training.answers import Begun, Figures, State, Stepped, TrainerAnswer, checked
+from peer.training.answers import Begun, State, Stepped, TrainerAnswer, checked
 from peer.training.plan import VECTORS, TrainerPlan
 from peer.training.trainer_supervisor import TrainerSupervisor
 
@@ -86,8 +87,6 @@ class RemoteTask:
         self._notebook = notebook
         self._is_stopping = is_stopping
         self._host: HostVector | None = None
-        self.cards: list[str] = []
-        """Names of this computer's cards that train, as nvidia-smi knows them."""
         self.is_ahead = False
         """Whether the trainer makes a step that ``inner_step`` has not returned."""
         self.tokens_per_step = tokens_per_step
@@ -150,7 +149,7 @@ class RemoteTask:
             self._state = checked(trainer, State, restored)
         else:
             self._state = begun
-        self._guessing, self.shares, self.cards = begun.guessing, begun.shares, begun.cards
+        self._guessing, self.shares = begun.guessing, begun.shares
         self._plan = self._plan.model_copy(update={"begins": False})
 
     def _memory(self, layout: FlatLayout, vectors: int) -> tuple[HostVector, bool]:
@@ -357,44 +356,8 @@ class RemoteTask:
         return self._ask("sample", answers.WrittenText, new_tokens=new_tokens).text
 
     @property
-    def cpu_s(self) -> float:
-        """CPU seconds of all trainers so far."""
-        return self._spent_s + self._figures.cpu_s
-
-    @property
-    def state(self) -> str:
-        """What the trainer's compiler does (``peer.session_recorder.CompilerView``)."""
-        return self._figures.compiler
-
-    @property
-    def device_name(self) -> str:
-        return self._figures.device_name
-
-    @property
-    def parameter_count(self) -> int:
-        return self._figures.parameter_count
-
-    @property
-    def computes_in(self) -> str:
-        return self._figures.computes_in
-
-    @property
-    def skipped_steps(self) -> int:
-        return self._figures.skipped_steps
-
-    @property
-    def coverage(self) -> float:
-        return self._figures.coverage
-
-    @property
-    def micro_batch(self) -> int:
-        return self._figures.micro_batch
-
-    @property
-    def learning_rate(self) -> float:
-        return self._figures.learning_rate
-
-    @property
-    def _figures(self) -> Figures:
+    def figures(self) -> TaskFigures:
+        """What the node shows, with the CPU seconds of all trainers so far."""
         assert self._state is not None
-        return self._state.figures
+        figures = self._state.figures
+        return figures.model_copy(update={"cpu_s": self._spent_s + figures.cpu_s})

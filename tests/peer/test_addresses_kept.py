@@ -18,6 +18,7 @@ from p2ptrain.base.errors import HomeError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import EventLog
 from p2ptrain.cli import run_command
+from p2ptrain.host.tasks import TaskFigures
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net import address
 from p2ptrain.net.identity import Identity
@@ -69,7 +70,7 @@ def test_whoever_is_reached_through_a_relay_says_so_in_its_links(
     identity = Identity.load_or_create(home.identity)
     state = StatusView(identity.peer_id, "", lambda: ("starting", ""))
     showing = Sharing(state, cast(Any, SimpleNamespace(measured=None, traffic=None)), ListenAddress(), False)
-    record = SimpleNamespace(task=SimpleNamespace(parameter_count=5), figures=None)
+    record = SimpleNamespace(task=SimpleNamespace(figures=TaskFigures(parameter_count=5)), figures=None)
 
     def invited() -> tuple[str, str]:
         with pytest.raises(SystemExit):

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from trained_model import load_model
@@ -28,7 +29,7 @@ from p2ptrain.net.identity import Identity
 from p2ptrain.ports import HeldOutLoss
 from p2ptrain.swarm import Counters
 from p2ptrain.train import evaluate, inner
-from peer import app, exporting, loading, model, saving, session_recorder
+from peer import app, exporting, held_out_reader, loading, model, saving, session_recorder
 from peer.app import run
 from peer.assembly import PeerOptions, build
 from peer.home import Home
@@ -165,7 +166,7 @@ def test_stopped_in_the_middle_and_resumed_equals_never_stopped(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # On a busy machine, a limit would cut the first evaluation short, and the loss would differ.
-    monkeypatch.setattr(session_recorder, "BEGINNING_S", math.inf)
+    monkeypatch.setattr(held_out_reader, "BEGINNING_S", math.inf)
     with monkeypatch.context() as patch:
         stop_at_inner_step(patch, 13)
         run(PeerOptions(None, home.path))
@@ -179,7 +180,7 @@ def test_stopped_in_the_middle_and_resumed_equals_never_stopped(
 def test_a_peer_stopped_within_an_inner_phase_tells_the_loss_of_what_export_writes(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_recorder, "HASTE_S", math.inf)
+    monkeypatch.setattr(held_out_reader, "HASTE_S", math.inf)
     monkeypatch.setattr(exporting, "_load", loading.answer)
     with monkeypatch.context() as patch:
         stop_at_inner_step(patch, 14)
@@ -265,9 +266,9 @@ def test_what_failed_it_is_told_even_where_nothing_can_be_saved_any_more(
 
 
 def test_a_look_that_fails_costs_no_training(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_recorder, "LOOK_PERIOD_S", 0.0)
+    monkeypatch.setattr(held_out_reader, "LOOK_PERIOD_S", 0.0)
     monkeypatch.setattr(
-        session_recorder, "LOOK_SHARE", 0
+        held_out_reader, "LOOK_SHARE", 0
     )  # or one look is all there is, and the text's turn is the second
     monkeypatch.setattr("p2ptrain.train.inner.generate_text", fail_with(IndexError("id 300 of 256")))
     watched = session_recorder.SessionRecorder.begin
@@ -320,9 +321,9 @@ def test_held_out_losses_are_bounded_in_time_and_most_at_the_owners_stop(
     monkeypatch.setattr(inner, "validation_loss", measured)
     stop_at_inner_step(monkeypatch, 3)
     run(PeerOptions(None, home.path))
-    assert patiences == [session_recorder.BEGINNING_S, session_recorder.HASTE_S]
+    assert patiences == [held_out_reader.BEGINNING_S, held_out_reader.HASTE_S]
     run(PeerOptions(None, home.path))
-    assert patiences[2:] == [session_recorder.BEGINNING_S, math.inf], "the text is read once at the end"
+    assert patiences[2:] == [held_out_reader.BEGINNING_S, math.inf], "the text is read once at the end"
     assert json.loads(home.summary.read_text())["val_loss_last"] == 5.0
 
 
@@ -396,9 +397,10 @@ def test_a_model_that_needs_more_memory_than_its_owner_lends_is_refused(home: Ho
     assert json.loads(home.summary.read_text())["finished"]
 
 
-def test_an_option_without_effect_is_told_and_the_peer_trains(home: Home) -> None:
-    (home.path / "settings.toml").write_text("gpu_watts = 200")
+def test_an_option_without_effect_is_told_and_the_peer_trains(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: None, raising=False)
+    (home.path / "settings.toml").write_text("pause_on_battery = true")
     run(PeerOptions(None, home.path, "cpu"))
     (told,) = notes(home, "not in effect")
-    assert (told["option"], told["why"]) == ("gpu_watts", "this peer does not train on an NVIDIA card")
+    assert (told["option"], told["why"]) == ("pause_on_battery", "this system shows no battery")
     assert json.loads(home.summary.read_text())["finished"]

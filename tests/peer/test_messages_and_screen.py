@@ -97,7 +97,14 @@ def test_how_far_the_tokens_are() -> None:
 
 
 def test_what_was_read_counts_the_rows_that_were_skipped() -> None:
-    fields = {"documents": 1200, "bytes": 3_200_000, "tokens": 3_201_200, "rows": 1207, "skipped": 0, "examples": []}
+    fields = {
+        "documents": 1200,
+        "text_bytes": 3_200_000,
+        "tokens": 3_201_200,
+        "rows": 1207,
+        "skipped": 0,
+        "examples": [],
+    }
     fields["is_cut"] = False
     said = "[data] the run's text: 1,200 documents, 3.2 MB, 3,201,200 tokens"
     assert line("text read", fields) == said

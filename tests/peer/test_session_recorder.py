@@ -17,12 +17,12 @@ from p2ptrain.base.errors import HomeError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.host.loop import Signals
+from p2ptrain.host.tasks import TaskFigures
 from p2ptrain.ports import HeldOutLoss
+from peer.held_out_reader import HASTE_S, LOOK_MOST_S, HeldOutReader
 from peer.messages import line
 from peer.saving import LAST_PATIENCE_S, RETRY_S, TERMINATED_PATIENCE_S, CheckpointSaver
 from peer.session_recorder import (
-    HASTE_S,
-    LOOK_MOST_S,
     STEPS_REMEMBERED,
     SessionRecorder,
 )
@@ -44,9 +44,13 @@ def record() -> SessionRecorder:
     parts: dict[str, Any] = dict.fromkeys(("me", "run", "nickname", "run_tokens"), 1)
     parts["home"] = SimpleNamespace(summary=Path("/nowhere/summary.json"), trained=None, foreign_tokens=lambda: 0)
     parts["checkpoints"] = SimpleNamespace(digest=None)
-    parts["corpus"] = SimpleNamespace(held_out_tokens=64, sequence_length=16)
-    task = SimpleNamespace(device_name="cpu", coverage=0.0, learning_rate=3e-4, skipped_steps=0, cpu_s=0.0)
-    record = SessionRecorder(**cast(Any, {**parts, "learner": learner, "task": task, "notebook": MemoryLog()}))
+    corpus = SimpleNamespace(held_out_tokens=64, sequence_length=16)
+    task = SimpleNamespace(figures=TaskFigures(parameter_count=5, learning_rate=3e-4))
+    log = MemoryLog()
+    losses = HeldOutReader(*cast(Any, (learner, task, corpus, log)))
+    record = SessionRecorder(
+        **cast(Any, {**parts, "learner": learner, "task": task, "notebook": log, "losses": losses})
+    )
     record.saver._next = math.inf
     return record
 
@@ -122,7 +126,7 @@ def test_speed_is_that_of_the_last_minute_and_in_the_summary_the_mean(
     assert record.figures()["shortened_s"] == pytest.approx(record.run_tokens / 75 - record.run_tokens / 100)
     assert record.summary()["tokens_per_s"] == pytest.approx(12_500 / 200)
     assert record.figures()["skipped_steps"] == 0
-    cast(Any, record.task).skipped_steps = 1
+    cast(Any, record.task).figures = TaskFigures(parameter_count=5, skipped_steps=1)
     assert record.figures()["skipped_steps"] == 1
     monkeypatch.setattr(CheckpointSaver, "try_to_save", lambda self: None)
     record.held(True)
@@ -150,26 +154,25 @@ def test_however_long_a_look_takes_the_next_one_comes(record: SessionRecorder, m
         return HeldOutLoss(2.0, 16, 64)
 
     cast(Any, record.task).held_out_loss = slow
-    record._look()
-    assert record._next_look == now + LOOK_MOST_S
+    record.losses.look()
+    assert record.losses._next_look == now + LOOK_MOST_S
 
 
 def test_a_look_at_the_held_out_loss_is_what_everybody_is_told(record: SessionRecorder) -> None:
     """Check that ``p2ptrain status``, the page and the bootstrap's view have the same held-out loss at one moment."""
     losses = iter((5.5, 4.5, float("nan")))
-    cast(Any, record).task = SimpleNamespace(
-        device_name="cpu", parameter_count=5, micro_batch=1, computes_in="fp32", skipped_steps=0, cpu_s=0.0
-    )
     reads(record, lambda: next(losses), tokens=0)
     state = StatusView(PeerId("12D3KooWme"), "fox", lambda: ("training", ""))
     state.set_sources(Sources(record.figures, lambda: (0.0, 0.0), lambda: (0, 0)))
-    record.sampler = iter(("", "To be")).__next__
+    record.losses.sampler = iter(("", "To be")).__next__
     record.begin()
     assert record.figures()["val_loss"] == state.document()["figures"]["held_out"] == 5.5
-    record._look()
+    record.losses._next_look = 0.0
+    record.losses.look()
     assert record.figures()["val_loss"] == state.document()["figures"]["held_out"] == 4.5
     assert state.report(0)[0]["held_out"] == 4.5
-    record._look()
+    record.losses._next_look = 0.0
+    record.losses.look()
     assert [note["text"] for kind, note in cast(MemoryLog, record.notebook).notes if kind == "sample"] == ["To be"]
     assert record.figures()["val_loss"] is None  # JSON has no NaN
     assert "held_out" not in state.document()["figures"]
@@ -241,7 +244,7 @@ def test_the_last_loss_is_of_all_tokens_and_says_how_far_it_is(
 ) -> None:
     """Check a slow machine: no time limit, progress every two seconds, and the owner's stop ends the reading."""
     patiences: list[float] = []
-    record.clock, now = (lambda: now), 0.0
+    record.losses.clock, now = (lambda: now), 0.0
 
     def read(most_tokens: int, patience_s: float, goes_on: Callable[[int, int], bool]) -> HeldOutLoss:
         nonlocal now
@@ -264,7 +267,7 @@ def test_the_last_loss_is_of_all_tokens_and_says_how_far_it_is(
     record.end()
     assert len(patiences) == 1  # nothing changed, so it is known
     checkpoints.change()
-    record.is_stopping = lambda: now > 8.0
+    record.losses.is_stopping = lambda: now > 8.0
     record.end()
     assert record.summary()["val_loss_last_tokens"] == 32
     checkpoints.change()

@@ -12,12 +12,14 @@ import pytest
 
 from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.base.telemetry import MemoryLog
+from p2ptrain.host.tasks import TaskFigures
 from p2ptrain.page.listen_address import ListenAddress
 from p2ptrain.page.memory import MemoryFile, PageMemory, load
 from p2ptrain.page.view import MOST_PEERS, RunFacts
 from p2ptrain.ports import HeldOutLoss
 from p2ptrain.receipts import Receipt
 from p2ptrain.swarm import PeerState, Presence
+from peer.held_out_reader import HeldOutReader
 from peer.messages import line, without_places
 from peer.session_recorder import SessionRecorder
 from peer.sharing import Sharing
@@ -61,8 +63,6 @@ NUMBERS = {
     "name": "Kx41ab",
     "yields": True,
     "command": "p2ptrain",
-    "fragments": False,
-    "remedies": ["a", "b"],
 }
 """Fields of failures that name no place."""
 
@@ -226,21 +226,17 @@ def test_held_out_losses_are_noted_with_the_progress_they_were_read_at(
             at_slow=lambda tell: tell(),
         ),
         "task": SimpleNamespace(
-            device_name="cpu",
-            cpu_s=0.0,
-            parameter_count=5,
-            micro_batch=1,
-            computes_in="fp32",
-            coverage=0.0,
+            figures=TaskFigures(parameter_count=5),
             held_out_loss=lambda *_: HeldOutLoss(2.0, 16, 16),
         ),
         "home": SimpleNamespace(trained=tmp_path, summary=tmp_path / "summary.json", foreign_tokens=lambda: 0),
         "checkpoints": SimpleNamespace(digest=None),
-        "corpus": SimpleNamespace(held_out_tokens=64, sequence_length=16),
         "notebook": log,
         "me": ME,
     }
-    names = ("home", "checkpoints", "me", "run", "nickname", "learner", "task", "corpus")
+    corpus = SimpleNamespace(held_out_tokens=64, sequence_length=16)
+    parts["losses"] = HeldOutReader(*cast(Any, (parts["learner"], parts["task"], corpus, log)))
+    names = ("home", "checkpoints", "me", "run", "nickname", "learner", "task", "losses")
     names = (*names, "run_tokens", "notebook")
     record = SessionRecorder(**cast(Any, {name: parts.get(name) for name in names}))
     record.begin()

@@ -1,15 +1,10 @@
-"""Trackers: what they get, and that one which fails, hangs or is missing costs nothing but its own points."""
+"""Figures for TensorBoard: what is written, and that a disk which fails or hangs costs nothing but points."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 import threading
-import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,25 +15,28 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import MemoryLog
 from peer.cli import peer
 from peer.state import Sources, StatusView
-from peer.trackers import KINDS, MOST_QUEUED, TrackedRun, Tracker, TrackerTarget, target_of, tracker_name
+from peer.trackers import MOST_QUEUED, Tracker, folder_of, open_tensorboard, peer_name, tracker_name
 
-TRACKED = TrackedRun("ab" * 32, "demo", "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN", "fox/hen")
+PEER = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
 PATIENCE_S = 20.0
 
 
 class Recording:
-    """A writer that records points, in memory."""
+    """A writer that records figures, in memory."""
 
     def __init__(self, fail: Callable[[int], None] = lambda step: None) -> None:
-        self.points: list[tuple[int, dict[str, float]]] = []
+        self.points: list[tuple[str, float, int]] = []
         self.threads: set[str] = set()
         self.is_closed = False
         self._fail = fail
 
-    def write(self, step: int, figures: Mapping[str, float]) -> None:
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
         self.threads.add(threading.current_thread().name)
-        self._fail(step)
-        self.points.append((step, dict(figures)))
+        self._fail(global_step)
+        self.points.append((tag, scalar_value, global_step))
+
+    def flush(self) -> None:
+        pass
 
     def close(self) -> None:
         self.is_closed = True
@@ -60,24 +58,24 @@ def test_each_point_is_written_in_order_by_another_thread() -> None:
         tracker.on_note("held out", {})
         tracker.on_note("exchanged", {})
         tracker.on_note("final loss", {})
-    assert [step for step, _ in writer.points] == [1, 2, 3]
+    assert writer.points == [("p2ptrain/loss", 2.0, step) for step in (1, 2, 3)]
     assert writer.threads == {"tracker"}
     assert writer.is_closed
     assert log.kinds() == []
 
 
-def test_a_tracker_that_cannot_open_is_noted_once_and_its_points_are_counted() -> None:
+def test_a_directory_that_cannot_be_opened_is_noted_once() -> None:
     def fail() -> Recording:
-        raise SystemExit("no\nserver")  # as some libraries do
+        raise PermissionError("no\nway")
 
     log = MemoryLog()
     with Tracker(fail, counting(), log) as tracker:
         for _ in range(3):
             tracker.record()
-    assert list(log.notes) == [("not tracked", {"why": "SystemExit: no server"}), ("points dropped", {"dropped": 3})]
+    assert list(log.notes) == [("not tracked", {"why": "PermissionError: no way"})]
 
 
-def test_points_after_a_failed_one_are_written() -> None:
+def test_a_disk_that_fails_stops_nobody() -> None:
     def fail(step: int) -> None:
         if step == 2:
             raise OSError("disk full")
@@ -86,33 +84,34 @@ def test_points_after_a_failed_one_are_written() -> None:
     with Tracker(lambda: writer, counting(), log) as tracker:
         for _ in range(3):
             tracker.record()
-    assert [step for step, _ in writer.points] == [1, 3]
-    assert log.kinds() == ["not tracked", "points dropped"]
+    assert [step for _, _, step in writer.points] == [1]
+    assert log.kinds() == ["not tracked"]
 
 
-def test_a_tracker_that_hangs_holds_nobody_up() -> None:
-    """Check that points beyond the queue are dropped and counted, and that the end does not wait for the tracker."""
+def test_a_disk_that_hangs_holds_nobody_up() -> None:
+    """Check that points beyond the queue are dropped, and that the end does not wait for the disk."""
     release, is_hanging = threading.Event(), threading.Event()
 
     def hang(step: int) -> None:
         is_hanging.set()
         assert release.wait(PATIENCE_S)
 
-    log = MemoryLog()
+    writer, log = Recording(hang), MemoryLog()
     try:
-        with Tracker(lambda: Recording(hang), counting(), log, close_s=0.05) as tracker:
+        with Tracker(lambda: writer, counting(), log, close_s=0.05) as tracker:
             tracker.record()
             assert is_hanging.wait(PATIENCE_S)
-            for _ in range(MOST_QUEUED + 3):
+            for _ in range(MOST_QUEUED):
                 tracker.record()
-            assert tracker.dropped == 3
-        assert log.notes[-1] == ("points dropped", {"dropped": MOST_QUEUED + 3})
-        assert log.kinds().count("not tracked") == 1
+            assert log.kinds() == []
+            tracker.record()
+        assert list(log.notes) == [("not tracked", {"why": "the disk is too slow, or hangs"})]
+        assert not writer.is_closed
     finally:
         release.set()
 
 
-# --- what is sent ----------------------------------------------------------------------------------------------------
+# --- what is written -------------------------------------------------------------------------------------------------
 
 
 def test_the_figures_are_those_of_the_page() -> None:
@@ -125,141 +124,57 @@ def test_the_figures_are_those_of_the_page() -> None:
     assert (sent["loss"], sent["held_out"], sent["tokens"]) == (2.0, 2.5, 310.0)
 
 
-# --- the option ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("text", ["", "tensorboard", "tensorboard:", "mlflow:x", "wandb: ", "wandb:a/b", "wandb:a\nb"])
-def test_a_wrong_tracker_is_refused_with_the_right_ones(text: str) -> None:
-    with pytest.raises(ValueError, match=r"tracker is|slash"):
-        tracker_name(text)
-    with pytest.raises(UserError) as raised:
-        target_of(text)
-    assert raised.value.remedy == "Name one, as tensorboard:DIR, wandb:PROJECT or trackio:PROJECT."
-
-
-def test_a_directory_stays_the_same_at_a_start_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path / "ada"))
-    assert TrackerTarget.parse("tensorboard:runs").text == f"tensorboard:{tmp_path / 'runs'}"
-    assert TrackerTarget.parse("tensorboard:~/runs").text == f"tensorboard:{tmp_path / 'ada' / 'runs'}"
-    assert TrackerTarget.parse("wandb:runs").text == "wandb:runs"
-
-
-def test_none_is_no_tracker() -> None:
-    assert target_of(None) is target_of("none") is None
-    assert tracker_name("none") == "none"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_missing_package_is_named_with_the_command(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=f"needs the package {kind}, which is not installed") as raised:
-        target_of(f"{kind}:x")
-    assert raised.value.remedy.endswith(f"-m pip install {kind}")
-
-
-@pytest.mark.parametrize(
-    ("has_key", "mode", "is_refused"), [(False, "", True), (True, "", False), (False, "offline", False)]
-)
-def test_wandb_without_a_key_is_noticed_before_training(
-    monkeypatch: pytest.MonkeyPatch, has_key: bool, mode: str, is_refused: bool
-) -> None:
-    def login(*, prompt: bool, verify: bool) -> bool:
-        assert not prompt
-        assert not verify
-        return has_key
-
-    module = types.ModuleType("wandb")
-    module.__dict__["login"] = login
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setitem(sys.modules, "wandb", module)
-    monkeypatch.delenv("WANDB_MODE", raising=False)
-    if mode:
-        monkeypatch.setenv("WANDB_MODE", mode)
-    if not is_refused:
-        assert target_of("wandb:x") == TrackerTarget("wandb", "x")
-        return
-    with pytest.raises(UserError, match="no API key of wandb") as raised:
-        target_of("wandb:x")
-    assert "WANDB_MODE=offline" in raised.value.remedy
-
-
-def test_the_command_finds_a_missing_package_before_it_writes_anything(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "wandb" else find(name, *rest))
-    link = f"p2ptrain://{'a' * 64}@/ip4/127.0.0.1/tcp/1/p2p/{TRACKED.peer}"
-    done = CliRunner().invoke(peer, [link, "--home", str(tmp_path / "home"), "--track", "wandb:x"])
-    assert isinstance(done.exception, UserError)
-    assert "needs the package wandb" in str(done.exception)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_peer_has_one_name_and_no_directory() -> None:
-    assert TRACKED.name == "fox-hen-x6nXTN"
-
-
-# --- the libraries ---------------------------------------------------------------------------------------------------
-
-SEND = """
-import json, sys
-from p2ptrain.base.telemetry import MemoryLog
-from peer.trackers import TrackedRun, Tracker, target_of
-target, log = target_of(sys.argv[1]), MemoryLog()
-steps = iter([1, 2, 2, 3])
-tracked = TrackedRun("ab" * 32, "demo", "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN", "fox")
-def figures():
-    step = next(steps)
-    return step, {"loss": 3.0 - step, "tokens": 100.0 * step}
-with Tracker(lambda: target.open(tracked), figures, log, close_s=90.0) as tracker:
-    for _ in range(4):
-        tracker.record()
-print(json.dumps(list(log.notes)))
-"""
-"""Program that sends four points to a tracker, and prints the notes."""
-
-
-def sent(target: str, folder: Path, **variables: str) -> None:
-    """Send points in a process of its own, because these libraries leave threads and files behind."""
-    done = subprocess.run(
-        [sys.executable, "-c", SEND, target],
-        cwd=Path(__file__).parents[2],
-        env=os.environ | {"HOME": str(folder), "OMP_NUM_THREADS": "1"} | variables,
-        capture_output=True,
-        text=True,
-        timeout=120.0,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == [], done.stderr
-
-
 def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    sent(f"tensorboard:{tmp_path / 'runs'}", tmp_path)
-    [folder] = (tmp_path / "runs").iterdir()
-    assert folder.name == "fox-x6nXTN"
-    found = EventAccumulator(str(folder))
+    with Tracker(lambda: open_tensorboard(tmp_path), counting(), MemoryLog(), close_s=PATIENCE_S) as tracker:
+        for _ in range(3):
+            tracker.record()
+    found = EventAccumulator(str(tmp_path))
     found.Reload()
-    assert [(each.step, each.value) for each in found.Scalars("p2ptrain/loss")] == [
-        *((1, 2.0), (2, 1.0), (2, 1.0), (3, 0.0))
-    ]
-    assert found.Tags()["scalars"] == ["p2ptrain/loss", "p2ptrain/tokens"]
+    assert [(each.step, each.value) for each in found.Scalars("p2ptrain/loss")] == [(1, 2.0), (2, 2.0), (3, 2.0)]
 
 
-def test_wandb_keeps_points_offline_without_facts_about_the_computer(tmp_path: Path) -> None:
-    pytest.importorskip("wandb", reason="the extra wandb is not installed")
-    sent("wandb:swarm", tmp_path, WANDB_MODE="offline", WANDB_DIR=str(tmp_path))
-    [record] = tmp_path.rglob("*.wandb")
-    assert b"tokens" in record.read_bytes()
-    assert list(tmp_path.rglob("wandb-metadata.json")) == []
+# --- the option ------------------------------------------------------------------------------------------------------
 
 
-def test_trackio_keeps_points_on_this_computer(tmp_path: Path) -> None:
-    pytest.importorskip("trackio", reason="the extra trackio is not installed")
-    sent("trackio:swarm", tmp_path, TRACKIO_DIR=str(tmp_path / "trackio"), HF_HUB_OFFLINE="1")
-    [record] = (tmp_path / "trackio").rglob("*.db")
-    assert b"tokens" in record.read_bytes()
+@pytest.mark.parametrize("text", ["", "tensorboard", "tensorboard:", "tensorboard: ", "tensorboard:a\nb", "mlflow:x"])
+def test_a_wrong_tracker_is_refused_with_the_right_one(text: str) -> None:
+    with pytest.raises(ValueError, match="tensorboard:DIR"):
+        tracker_name(text)
+    with pytest.raises(UserError) as raised:
+        folder_of(text)
+    assert raised.value.remedy.startswith("Use tensorboard:DIR.")
+
+
+def test_a_directory_stays_the_same_at_a_start_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "ada"))
+    assert folder_of("tensorboard:runs") == tmp_path / "runs"
+    assert folder_of("tensorboard:~/runs") == tmp_path / "ada" / "runs"
+
+
+def test_none_is_no_tracker() -> None:
+    assert folder_of(None) is folder_of("none") is None
+    assert tracker_name("none") == "none"
+
+
+def test_a_missing_package_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="needs the package tensorboard, which is not installed") as raised:
+        folder_of("tensorboard:x")
+    assert raised.value.remedy.endswith("-m pip install tensorboard")
+
+
+def test_the_command_refuses_another_tracker_before_it_writes_anything(tmp_path: Path) -> None:
+    link = f"p2ptrain://{'a' * 64}@/ip4/127.0.0.1/tcp/1/p2p/{PEER}"
+    done = CliRunner().invoke(peer, [link, "--home", str(tmp_path / "home"), "--track", "wandb:x"])
+    assert isinstance(done.exception, UserError)
+    assert done.exception.remedy == "Use tensorboard:DIR. To see its files in wandb: wandb sync DIR/PEER."
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_peer_has_one_name_and_no_directory() -> None:
+    assert peer_name("fox/hen", PEER) == "fox-hen-x6nXTN"

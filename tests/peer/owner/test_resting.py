@@ -12,7 +12,7 @@ from peer.owner.settings import Settings
 ALL = Settings(
     pause_while=["Steam", "blender"], pause_while_active_minutes=10, pause_on_battery=True, pause_above_celsius=80.0
 )
-CALM = Readings(on_battery=False, celsius={"the processor": 60.0, "the graphics card": 70.0}, is_active=False)
+CALM = Readings(on_battery=False, celsius=60.0, is_active=False)
 
 
 def reason(rule: RestRule, settings: Settings, readings: Readings, now: float) -> str:
@@ -27,8 +27,8 @@ def reason(rule: RestRule, settings: Settings, readings: Readings, now: float) -
         (replace(CALM, programs=frozenset({"Steam"})), "Steam is running (pause_while in settings.toml)"),
         (replace(CALM, on_battery=True), "this computer runs on its battery (pause_on_battery in settings.toml)"),
         (
-            replace(CALM, celsius={"the processor": 60.0, "the graphics card": 80.5}),
-            "the graphics card has 80 °C; training resumes at 70 °C (pause_above_celsius in settings.toml)",
+            replace(CALM, celsius=80.5),
+            "the processor has 80 °C; training resumes at 70 °C (pause_above_celsius in settings.toml)",
         ),
         (
             replace(CALM, is_active=True),
@@ -62,7 +62,7 @@ def test_heat_must_go_some_way_before_training_resumes() -> None:
     rule, now = RestRule(), 1000.0
     for celsius, rests in ((80.0, False), (80.1, True), (75.0, True), (80.0 - COOLED_CELSIUS, False), (80.0, False)):
         now += CALM_S
-        assert bool(reason(rule, ALL, replace(CALM, celsius={"the processor": celsius}), now)) is rests
+        assert bool(reason(rule, ALL, replace(CALM, celsius=celsius), now)) is rests
 
 
 def test_the_minutes_count_from_the_last_use() -> None:
@@ -76,13 +76,13 @@ def test_the_minutes_count_from_the_last_use() -> None:
 
 def test_readings_of_sensors_that_are_stuck_do_not_count() -> None:
     rule, now = RestRule(), 1000.0
-    hot = replace(CALM, celsius={"the processor": 90.0}, at=now)
+    hot = replace(CALM, celsius=90.0, at=now)
     assert rule.reason(ALL, current(hot, ALL, now + STALE_S), now + STALE_S)
     later = now + STALE_S + CALM_S
     assert rule.reason(ALL, current(hot, ALL, later), later) == ""
     assert current(hot, Settings(), later).faults == {}
-    assert current(hot, ALL, later).faults.keys() == set(SENSED) - {"gpu_watts"}
+    assert current(hot, ALL, later).faults.keys() == set(SENSED)
 
 
 def test_every_setting_that_needs_the_sensors_is_listed() -> None:
-    assert {each for each in Settings.model_fields if each.startswith(("pause_", "gpu_"))} == set(SENSED)
+    assert {each for each in Settings.model_fields if each.startswith("pause_")} == set(SENSED)

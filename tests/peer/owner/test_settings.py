@@ -20,11 +20,9 @@ from peer.owner.settings import (
     MAX_MINUTES,
     MAX_PROGRAMS,
     MAX_THREADS,
-    MAX_WATTS,
     MIN_CELSIUS,
     MIN_MBIT,
     MIN_MEMORY_GB,
-    MIN_WATTS,
     WAITING,
     CompileMode,
     Settings,
@@ -63,7 +61,6 @@ def test_the_bounds_in_the_descriptions_are_those_that_are_checked() -> None:
     assert allowed("pause_while").startswith(f"a list of at most {MAX_PROGRAMS} names")
     assert allowed("pause_while_active_minutes") == f"0 (never), or a whole number up to {MAX_MINUTES:,}"
     assert allowed("pause_above_celsius") == f"0 (never), or a number from {MIN_CELSIUS} to {MAX_CELSIUS}"
-    assert allowed("gpu_watts") == f"0 (unchanged), or a whole number from {MIN_WATTS} to {MAX_WATTS:,}"
     assert allowed("memory_gb") == f"0 (all), or a number from {MIN_MEMORY_GB} to {HIGHEST:,}"
     assert allowed("nickname") == f"at most {MAX_NICKNAME_CHARS} printable characters"
 
@@ -138,10 +135,7 @@ def test_units() -> None:
         ("pause_above_celsius = 29", "pause_above_celsius: found 29: it is 0 or at least 30 °C"),
         ("pause_above_celsius = 176", "pause_above_celsius: input should be at least 0 and at most 110, found 176"),
         ("pause_above_celsius = nan", "pause_above_celsius: input should be a finite number, found nan"),
-        ("gpu_watts = 5", "gpu_watts: found 5: it is 0 or at least 10 W"),
-        ("gpu_watts = 250.5", "gpu_watts: input should be a valid integer, found 250.5"),
-        ("gpu_watts = -1", "gpu_watts: input should be at least 0 and at most 2000, found -1"),
-        ('gpu_watts = "250 W"', "gpu_watts: input should be a valid integer, found '250 W'"),
+        ("gpu_watts = 250", "gpu_watts is no option any more; delete it, and run: sudo nvidia-smi -pl WATTS"),
         ("memory_gb = 0.1", "memory_gb: found 0.1: it is 0 or at least 0.25 GB"),
         ('memory_gb = "4 GB"', "memory_gb: input should be a valid number, found '4 GB'"),
         ("memory_gb = inf", "memory_gb: input should be a finite number, found inf"),
