@@ -1,4 +1,4 @@
-"""Paths that lose large packets in silence: how ``doctor`` finds them.
+"""Paths that lose large packets in silence: how ``doctor`` finds them, and what cures them.
 
 A path may carry smaller packets than this machine's interface (a tunnel, PPPoE) while a firewall drops the ICMP
 messages that say so: a black hole (RFC 2923). Connections open there and small messages pass, but nothing of the size
@@ -12,10 +12,12 @@ a connection, as it does any without a libp2p greeting.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import socket
 import sys
+from pathlib import Path
 
 PROBE_S = 4.0
 """Timeout of a probe, in which a lost packet is sent again at least twice. Guess: round trips of slow lines."""
@@ -23,7 +25,9 @@ POLL_S = 0.1
 PROBE_BYTES = 4096
 SMALL_SEGMENT = 1220
 """Segment that every path carries: IPv6's smallest MTU, 1280 bytes, less two headers."""
+SMALL_MTU = 1280
 SIOCOUTQ = 0x5411  # linux/sockios.h
+ROUTES = Path("/proc/net/route")
 
 
 async def probe(host: str, port: int, segment: int | None = None) -> bool | None:
@@ -71,3 +75,18 @@ async def loses_large_packets(host: str, port: int) -> bool | None:
     """Return whether the path to a place loses large packets in silence; None if nobody answers there."""
     full, small = await asyncio.gather(probe(host, port), probe(host, port, SMALL_SEGMENT))
     return None if full is None or small is None else small and not full
+
+
+def default_interface() -> str:
+    """Return the name of the interface of the default route by IPv4; empty if there is none."""
+    with contextlib.suppress(OSError):
+        for row in map(str.split, ROUTES.read_text().splitlines()[1:]):
+            if len(row) > 1 and row[1] == "00000000":
+                return row[0]
+    return ""
+
+
+def remedies() -> list[str]:
+    """Return the commands that cure narrow paths on this machine: for what it sends, and for both directions."""
+    name = default_interface() or "INTERFACE"
+    return ["sudo sysctl -w net.ipv4.tcp_mtu_probing=1", f"sudo ip link set dev {name} mtu {SMALL_MTU}"]

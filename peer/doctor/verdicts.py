@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from p2ptrain.admission import Refusal, remedy
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.net import address
+from p2ptrain.net.path_mtu import remedies
 from p2ptrain.net.relay.dial_back import DialOutcome, ReachabilityReport
 from p2ptrain.net.relay.mapping import direct, is_symmetric
 from p2ptrain.net.relay.reachability import MAX_CLOCK_OFF_S
@@ -160,8 +161,10 @@ def path(examined: Mapping[str, bool]) -> Finding:
     if not narrow:
         return ok("path", f"large packets reach {_nodes(len(examined))}")
     words = f"large packets to {', '.join(narrow)} are lost in silence: the path's MTU is smaller, and ICMP is blocked"
-    fix = "Let the kernel find the path's MTU: sudo sysctl -w net.ipv4.tcp_mtu_probing=1. If others' packets are lost"
-    return bad("path", words, f"{fix}, too: sudo ip link set dev INTERFACE mtu 1280")
+    lasting, both_ways = remedies()
+    return bad(
+        "path", words, f"Let the kernel find the path's MTU: {lasting}. If others' packets are lost, too: {both_ways}"
+    )
 
 
 def rates(measured: Sequence[tuple[str, float, float]]) -> Finding:
