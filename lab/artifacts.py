@@ -28,6 +28,7 @@ TOLD_BY_NOTE: Mapping[str, tuple[str, str]] = {
     "told_clock_jumped": ("clock jumped", ""),
     "told_network_changed": ("network changed", ""),
     "told_same_identity": ("same identity", ""),
+    "told_narrow_path": ("narrow path", ""),
 }
 """Figures of what owners were told, with the kind of note that says so and the reason in it, if one is required."""
 

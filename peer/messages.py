@@ -196,6 +196,19 @@ def _same_identity(fields: Mapping[str, Any]) -> str:
     )
 
 
+def _narrow_path(fields: Mapping[str, Any]) -> str:
+    return (
+        f"[peers] the path to {fields['where']} loses large packets in silence, because its MTU is smaller than this "
+        "machine's and ICMP is blocked on it; "
+        + (
+            "routers on it may now fragment what this peer sends"
+            if fields["fragments"]
+            else "exchanges by it fail, and this peer cannot help it"
+        )
+        + f". To cure it: {' or '.join(fields['remedies'])}"
+    )
+
+
 def _trainer_died(fields: Mapping[str, Any]) -> str:
     smaller = "" if fields["micro_batch"] is None else f", with micro-batches of {fields['micro_batch']} at most"
     again = f"another one starts in {duration(fields['seconds'])}{smaller}"
@@ -262,6 +275,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "records. Set the clock (on Linux: timedatectl set-ntp true); no restart is needed"
     ),
     "same identity": _same_identity,
+    "narrow path": _narrow_path,
     "right clock": lambda f: "[peers] this machine's clock is correct again",
     "clock jumped": lambda f: (
         f"[peers] this machine's clock jumped by {duration(abs(f['by_s']))} {'ahead' if f['by_s'] > 0 else 'back'}; by "

@@ -26,6 +26,7 @@ from p2ptrain.net.manifest_service import serve_manifest
 from p2ptrain.net.network_monitor import NetworkChange, NetworkMonitor
 from p2ptrain.net.node import Node
 from p2ptrain.net.parallel_streams import ParallelStreams
+from p2ptrain.net.path_mtu import PathVerdict, remedies
 from p2ptrain.net.relay.dial_back import ask_neighbours, serve_reach
 from p2ptrain.net.relay.neighbours import NeighbourFinder
 from p2ptrain.net.relay.reachability import ReachabilityManager
@@ -306,6 +307,7 @@ class Connection:
         self.port = node.port or self.port
         self._started_at = time.monotonic()
         node.directory.on_own = self._see_own
+        node.on_narrow_path = self._note_narrow_path
         upgrades = Upgrades(node.daemon, lambda: self._is_hopeful)
         self._transport = P2PTransport(node, rates=self._rates, upgrades=upgrades)
         self._parallel_streams = ParallelStreams(node, self._rates)
@@ -387,6 +389,9 @@ class Connection:
         self._has_stopped_punching = self._has_stopped_punching or not self.unreachable
         if self.unreachable:
             self._notebook.note("punching")
+
+    def _note_narrow_path(self, host: str, verdict: PathVerdict) -> None:
+        self._notebook.note("narrow path", where=host, fragments=verdict.fragments_pass, remedies=remedies())
 
     def _node_died(self, why: str, pause_s: float) -> None:
         self._notebook.note("p2pd died", why=why)

@@ -57,6 +57,7 @@ FAILURES = frozenset(
         "no relay",
         "wrong clock",
         "same identity",
+        "narrow path",
         "p2pd died",
         "trainer died",
         "torn checkpoint",

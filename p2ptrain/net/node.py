@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Collection, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from random import Random
 from typing import Any
 
@@ -31,6 +31,7 @@ from p2ptrain.net.dht import network_errors, start_node
 from p2ptrain.net.directory import DhtDirectory, PresenceValidator
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.p2pd.daemon import Daemon
+from p2ptrain.net.path_mtu import PathVerdict, PathWatch
 from p2ptrain.net.port_mapping import PortMapper
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.swarm.messages import Presence
@@ -87,6 +88,8 @@ class Node:
         """Streams with each peer, of all protocols, also those that are being opened."""
         self.neighbours: dict[PeerId, tuple[str, ...]] = {}
         """Peers behind the same router, with the addresses at which we reach them (``net.relay.neighbours``)."""
+        self.on_narrow_path: Callable[[str, PathVerdict], None] = _log_narrow_path
+        """Called with each host to which large packets are lost in silence."""
         self.port = 0  # TCP port that the node listens on; 0 if none
 
     @classmethod
@@ -146,6 +149,9 @@ class Node:
         daemon.caution.trust(bootstraps, local)
         node.learn(known)
         node._start_task(node._keep_company(), "a node's keeper")
+        if not local:
+            watch = PathWatch(daemon.pid, lambda host, verdict: node.on_narrow_path(host, verdict))
+            node._start_task(watch.run(), "the watch over paths")
         if not announce and node.port and not all(address.is_loopback(each) or "/ip6/" in each for each in listen):
             node._mapper = PortMapper(node.port)
             node._start_task(node._mapper.run(), "the port mapper")
@@ -280,6 +286,10 @@ class Node:
 def slower_in_a_crowd(interval_s: float, known: int) -> float:
     """Return the interval of requests to nodes of the join link, which all peers ask: in a large swarm a longer one."""
     return interval_s * max(1.0, known / CROWD)
+
+
+def _log_narrow_path(host: str, verdict: PathVerdict) -> None:
+    logger.warning("the path to %s loses large packets in silence: %s", host, verdict)
 
 
 def whom_to_dial(

@@ -30,7 +30,8 @@ from p2ptrain.net.manifest_service import fetch_manifest, stranger
 from p2ptrain.net.node import Node
 from p2ptrain.net.p2pd.dialing import UNRESOLVED
 from p2ptrain.net.p2pd.error_text import short_reason
-from p2ptrain.net.path_mtu import loses_large_packets
+from p2ptrain.net.path_mtu import PathVerdict, can_help
+from p2ptrain.net.path_mtu import examine as examine_path
 from p2ptrain.net.relay.candidates import Candidate
 from p2ptrain.net.relay.dial_back import ReachabilityReport, look, measure
 from p2ptrain.net.relay.relay import reserve
@@ -123,7 +124,7 @@ async def _look_around(node: Node, link: JoinLink, home: Home, port: int) -> Exa
     seen += [Observation(each) for each in await _by_the_other_family(node, targets, seen, port)]
     own = [address.host_of(each) for each in (*node.addresses, *address.way_out())]
     findings += [verdicts.clock(seen), verdicts.router(seen, own, *await _mapped(node.run, targets, bool(port)))]
-    findings.append(verdicts.path(paths))
+    findings.append(verdicts.path(paths, can_help()))
     has_relay = await _has_relay(node, targets) if seen else None
     findings.append(verdicts.reach(seen, port, own[0] if own else "", has_relay, silent))
     findings.append(verdicts.rates(await _measured(node, peers | answered)))
@@ -299,15 +300,15 @@ def sent_from(host: str, port: int, table: Path = Path("/proc/net/tcp")) -> int:
     return found[0] if len(found) == 1 else 0
 
 
-async def _paths(targets: NodeAddresses) -> dict[str, bool]:
-    """Return whether paths to nodes that can be dialed directly lose large packets, by host."""
+async def _paths(targets: NodeAddresses) -> dict[str, PathVerdict]:
+    """Examine the paths to nodes that can be dialed directly, by host."""
     places = {
         address.host_of(each): address.port_of([each])
         for places in targets.values()
         for each in places
         if not address.relay_of(each) and address.ip_of(each) is not None
     }
-    found = await asyncio.gather(*(loses_large_packets(*each) for each in list(places.items())[:MAX_PATHS]))
+    found = await asyncio.gather(*(examine_path(*each) for each in list(places.items())[:MAX_PATHS]))
     return {host: verdict for host, verdict in zip(places, found, strict=False) if verdict is not None}
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from p2ptrain.admission import Refusal, remedy
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.net import address
-from p2ptrain.net.path_mtu import remedies
+from p2ptrain.net.path_mtu import PathVerdict, remedies
 from p2ptrain.net.relay.dial_back import DialOutcome, ReachabilityReport
 from p2ptrain.net.relay.mapping import direct, is_symmetric
 from p2ptrain.net.relay.reachability import MAX_CLOCK_OFF_S
@@ -153,18 +153,23 @@ def reach(
     return bad("reach", f"{where}, and no relay accepts it", f"{fix}; or ask somebody to run with --relay.")
 
 
-def path(examined: Mapping[str, bool]) -> Finding:
-    """Report whether paths lose packets of this machine's MTU, by host."""
+def path(examined: Mapping[str, PathVerdict], can_help: bool) -> Finding:
+    """Report whether paths carry packets of this machine's MTU, by host.
+
+    Args:
+        can_help: whether a peer could let routers fragment its packets.
+    """
     if not examined:
         return skipped("path", "no node could be dialed directly to examine the path to it")
-    narrow = [host for host, is_narrow in examined.items() if is_narrow]
+    narrow = {host: verdict for host, verdict in examined.items() if verdict.is_narrow}
     if not narrow:
         return ok("path", f"large packets reach {_nodes(len(examined))}")
     words = f"large packets to {', '.join(narrow)} are lost in silence: the path's MTU is smaller, and ICMP is blocked"
     lasting, both_ways = remedies()
-    return bad(
-        "path", words, f"Let the kernel find the path's MTU: {lasting}. If others' packets are lost, too: {both_ways}"
-    )
+    fix = f"Let the kernel find the path's MTU: {lasting}. If others' packets are lost, too: {both_ways}"
+    if can_help and all(verdict.fragments_pass for verdict in narrow.values()):
+        return note("path", f"{words}; a peer works, since routers on it may fragment what it sends", fix)
+    return bad("path", words, fix)
 
 
 def rates(measured: Sequence[tuple[str, float, float]]) -> Finding:

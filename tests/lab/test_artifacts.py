@@ -48,6 +48,7 @@ def test_messages_to_owners_are_read_from_notes_and_output(tmp_path: Path) -> No
             "yields": True,
             "command": "p2ptrain",
         },
+        "told_narrow_path": {"kind": "narrow path", "where": "45.67.2.3", "fragments": True, "remedies": ["a", "b"]},
     }
     words = {
         "told_not_saved": messages.line("not saved", {"what": "a checkpoint", "why": "the disk is full"}),

@@ -63,6 +63,8 @@ NUMBERS = {
     "name": "Kx41ab",
     "yields": True,
     "command": "p2ptrain",
+    "fragments": False,
+    "remedies": ["a", "b"],
 }
 """Fields of failures that name no place."""
 

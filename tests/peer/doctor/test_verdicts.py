@@ -9,6 +9,7 @@ import pytest
 
 from p2ptrain.admission import Refusal
 from p2ptrain.base.ids import PeerId
+from p2ptrain.net.path_mtu import PathVerdict
 from p2ptrain.net.relay.dial_back import DialOutcome, ReachabilityReport
 from peer.doctor import verdicts
 from peer.doctor.findings import FindingState, bad, document, exit_status, lines, note, ok, skipped
@@ -93,12 +94,15 @@ def test_reach_that_nobody_looked_at_is_skipped_and_says_why() -> None:
 
 
 def test_a_path_that_loses_large_packets() -> None:
-    assert verdicts.path({}).state is FindingState.SKIPPED
-    assert verdicts.path({"11.0.2.2": False}).state is FindingState.OK
-    found = verdicts.path({"11.0.2.2": False, "11.0.3.2": True})
+    wide, narrow, helped = PathVerdict(False, True), PathVerdict(True), PathVerdict(True, fragments_pass=True)
+    assert verdicts.path({}, can_help=True).state is FindingState.SKIPPED
+    assert verdicts.path({"11.0.2.2": wide}, can_help=True).state is FindingState.OK
+    found = verdicts.path({"11.0.2.2": wide, "11.0.3.2": narrow}, can_help=True)
     assert found.state is FindingState.BAD
     assert "11.0.3.2 are lost" in found.found
     assert "sudo sysctl -w net.ipv4.tcp_mtu_probing=1" in found.fix
+    assert verdicts.path({"11.0.2.2": helped}, can_help=True).state is FindingState.NOTE
+    assert verdicts.path({"11.0.2.2": helped}, can_help=False).state is FindingState.BAD
 
 
 def test_rates() -> None:
