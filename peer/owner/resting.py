@@ -89,4 +89,4 @@ class RestRule:
         if not self._is_hot:
             return ""
         until = f"training resumes at {highest - COOLED_CELSIUS:g} °C"
-        return f"the processor has {celsius:.0f} °C; {until} (pause_above_celsius in {SETTINGS_FILE})"
+        return f"the computer has {celsius:.0f} °C; {until} (pause_above_celsius in {SETTINGS_FILE})"

@@ -8,7 +8,7 @@ option                      source
 ==========================  ========================================================================================
 pause_while                 names of all processes but our own, by psutil
 pause_on_battery            psutil
-pause_above_celsius         the processor's sensors, by psutil
+pause_above_celsius         the processor's sensors, by psutil; all cards', by nvidia-smi where it is installed
 pause_while_active_minutes  ``IdleHint`` of logind, by loginctl: the desktop reports it, or the terminals' last input
 ==========================  ========================================================================================
 """
@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -124,13 +125,25 @@ def is_on_battery() -> bool:
 
 
 def temperature() -> float:
-    """Return the °C of the processor. Raises ToolError if it is unknown."""
-    lowest, highest = PLAUSIBLE_CELSIUS
+    """Return the °C of the processor or of an NVIDIA card, whichever is hotter.
+
+    Raises ToolError if both, or those of the cards, are unknown.
+    """
     chips = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
-    for name in CPU_SENSORS:
-        if values := [float(each.current) for each in chips.get(name, ()) if lowest <= each.current <= highest]:
-            return max(values)
-    raise ToolError("this system shows no temperature of the processor")
+    found = [next(filter(None, (_plausible(each.current for each in chips.get(name, ())) for name in CPU_SENSORS)), [])]
+    if shutil.which("nvidia-smi") is not None:
+        lines = output_of("nvidia-smi", "--query-gpu=temperature.gpu", "--format=csv,noheader,nounits").split()
+        found.append(_plausible(float(each) for each in lines if each.isdecimal()))
+        if not found[-1]:
+            raise ToolError("nvidia-smi shows no temperature")
+    if not any(found):
+        raise ToolError("this system shows no temperature of the processor")
+    return max(max(each) for each in found if each)
+
+
+def _plausible(values: Iterable[float]) -> list[float]:
+    lowest, highest = PLAUSIBLE_CELSIUS
+    return [float(each) for each in values if lowest <= each <= highest]
 
 
 def is_in_use() -> bool:

@@ -28,7 +28,7 @@ def reason(rule: RestRule, settings: Settings, readings: Readings, now: float) -
         (replace(CALM, on_battery=True), "this computer runs on its battery (pause_on_battery in settings.toml)"),
         (
             replace(CALM, celsius=80.5),
-            "the processor has 80 °C; training resumes at 70 °C (pause_above_celsius in settings.toml)",
+            "the computer has 80 °C; training resumes at 70 °C (pause_above_celsius in settings.toml)",
         ),
         (
             replace(CALM, is_active=True),

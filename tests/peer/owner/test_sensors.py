@@ -84,6 +84,23 @@ def test_a_missing_temperature_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> No
         temperature()
 
 
+@pytest.mark.parametrize("cpu", [[60.0], []])
+def test_the_hottest_card_counts_too(tools: Path, monkeypatch: pytest.MonkeyPatch, cpu: list[float]) -> None:
+    chips(monkeypatch, k10temp=cpu)
+    write(tools, "nvidia-smi", "#!/bin/sh\n[ $1 = --query-gpu=temperature.gpu ] && printf '55\\n84\\n'\n")
+    assert temperature() == 84.0
+
+
+@pytest.mark.parametrize("script", ["echo '[N/A]'", "echo 'Driver/library version mismatch'; exit 18"])
+def test_a_card_whose_temperature_is_unknown_is_a_fault(
+    tools: Path, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    chips(monkeypatch, k10temp=[60.0])
+    write(tools, "nvidia-smi", f"#!/bin/sh\n{script}\n")
+    with pytest.raises(ToolError, match="nvidia-smi"):
+        temperature()
+
+
 @pytest.mark.parametrize(("told", "expected"), [("yes", False), ("no", True)])
 def test_logind_tells_whether_somebody_is_here(tools: Path, told: str, expected: bool) -> None:
     write(tools, "loginctl", f"#!/bin/sh\n[ $1 = show-user ] && echo {told}\n")
