@@ -159,6 +159,7 @@ class OwnerControl:
         while True:
             await asyncio.sleep(POLL_S)
             self.look()
+            await asyncio.to_thread(self.save_if_due)  # a disk may be slow
             if self._server is not None and not self._server.exists():  # somebody has removed it
                 self._server.close()
                 await self._listen()
@@ -167,9 +168,6 @@ class OwnerControl:
         """Check for changes and apply them, every ``POLL_S``."""
         self._read()
         self._count()
-        if self._clock() >= self._save_at:
-            self._save_at = self._clock() + SAVE_PERIOD_S
-            self._save()
         self._end_pause_if_due()
         self._note_faults()
         self._apply()
@@ -275,6 +273,12 @@ class OwnerControl:
         self._traffic.add(sent, received, given, self._now())
         self._counted = now
         self._samples.append((self._clock(), *now[:2]))
+
+    def save_if_due(self) -> None:
+        """Save the count of traffic every ``SAVE_PERIOD_S``."""
+        if self._clock() >= self._save_at:
+            self._save_at = self._clock() + SAVE_PERIOD_S
+            self._save()
 
     def _save(self) -> None:
         try:

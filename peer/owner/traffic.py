@@ -76,16 +76,20 @@ class TrafficCount:
             self._dirty = True
 
     def save(self) -> None:
-        """Write the count atomically if it has changed. Raises OSError."""
+        """Write the count atomically if it has changed; safe from a thread of its own. Raises OSError."""
         if not self._dirty:
             return
+        self._dirty = False  # what is added meanwhile is saved next time
         newest = sorted(self._months)[-KEPT_MONTHS:]
         document = {
             name: {"sent_bytes": month.sent, "received_bytes": month.received, "given_bytes": month.given}
             for name, month in ((name, self._months[name]) for name in newest)
         }
-        files.replace(self.path, json.dumps(document, indent=1).encode() + b"\n")
-        self._dirty = False
+        try:
+            files.replace(self.path, json.dumps(document, indent=1).encode() + b"\n")
+        except OSError:
+            self._dirty = True
+            raise
 
 
 def _count(value: object) -> int:

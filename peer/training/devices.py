@@ -86,7 +86,8 @@ def mesh_of(
     has_one_kind = len({each.type for each in devices}) == 1  # stages exchange activations
     possible = [each for each in divisors_down(ranks) if each <= blocks and (has_one_kind or each == 1)]
     stages = possible[0] if stages is None else stages
-    remedy = f"Choose the number of stages among {', '.join(map(str, reversed(possible)))}."
+    choice = " or ".join(map(str, reversed(possible)))
+    remedy = f"Give --stages {choice}."
     if ranks % stages:
         raise DeviceError(f"{stages} stages do not divide {ranks} device{'s' if ranks > 1 else ''}.", remedy)
     if stages > blocks:

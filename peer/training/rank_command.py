@@ -110,10 +110,15 @@ def take_part(leader: LanAddress, number: int, own: RemotePlan, notebook: Notebo
     while not stop.is_set():
         notebook.note("waiting for the leader", leader=str(leader))
         began = time.monotonic()
-        process = subprocess.Popen(
-            launched(*command, P2PTRAIN_RANK=own.model_dump_json(), TORCH_CPP_LOG_LEVEL="ERROR"),
-            stdin=subprocess.DEVNULL,
-        )
+        try:
+            process = subprocess.Popen(
+                launched(*command, P2PTRAIN_RANK=own.model_dump_json(), TORCH_CPP_LOG_LEVEL="ERROR"),
+                stdin=subprocess.DEVNULL,
+            )
+        except OSError as error:  # too many processes, or too little memory
+            raise DeviceError(
+                f"This computer cannot start a rank: {error.strerror}.", "End other programs, then try again."
+            ) from error
         while process.poll() is None and not stop.wait(POLL_S):
             pass
         kill_tree(process)

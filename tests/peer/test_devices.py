@@ -151,9 +151,9 @@ def test_by_default_there_are_as_many_stages_as_devices_and_layers_allow(signed_
 @pytest.mark.parametrize(
     ("devices", "stages", "changes", "says"),
     [
-        (4, 3, {}, "3 stages do not divide 4 devices. Choose the number of stages among 1, 2, 4."),
-        (1, 2, {}, "2 stages do not divide 1 device. Choose the number of stages among 1."),
-        (8, 8, {}, "The run's model has 6 layers, too few for 8 stages. Choose the number of stages among 1, 2, 4."),
+        (4, 3, {}, "3 stages do not divide 4 devices. Give --stages 1 or 2 or 4."),
+        (1, 2, {}, "2 stages do not divide 1 device. Give --stages 1."),
+        (8, 8, {}, "The run's model has 6 layers, too few for 8 stages. Give --stages 1 or 2 or 4."),
         (9, None, {}, "The run's inner steps have 8 sequences, too few for 9 devices. Use at most 8."),
     ],
 )

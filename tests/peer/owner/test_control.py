@@ -184,6 +184,7 @@ class Desk:
             TrainingHandle(cast(SessionRecorder, self.record), participation, control, lambda: self.admission)
         )
         self.owner.look()
+        self.owner.save_if_due()
 
     def edit(self, text: str) -> None:
         self.file.path.write_text(text)
@@ -195,6 +196,7 @@ class Desk:
         for _ in range(times):
             self.seconds += 1
             self.owner.look()
+            self.owner.save_if_due()
 
     def sense(self, **readings: Any) -> None:
         self.sensors.readings = Readings(at=self.seconds, **readings)
