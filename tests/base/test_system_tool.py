@@ -22,24 +22,24 @@ def write(folder: Path, name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "said", "status"),
+    ("script", "said"),
     [
-        (None, "tool is not installed", None),
-        ("#!/bin/sh\necho\necho no luck\necho again\nexit 3\n", "tool: no luck", 3),
-        ("#!/bin/sh\nexit 3\n", "tool: exit status 3", 3),
-        ("#!/bin/sh\nexec sleep 60\n", "tool did not answer within 0.1 s", None),
-        ("#!/nowhere/sh\n", "tool cannot be started: No such file or directory", None),
+        (None, "tool is not installed"),
+        ("#!/bin/sh\necho\necho no luck\necho again\nexit 3\n", "tool: no luck"),
+        ("#!/bin/sh\nexit 3\n", "tool: exit status 3"),
+        ("#!/bin/sh\nexec sleep 60\n", "tool did not answer within 0.1 s"),
+        ("#!/nowhere/sh\n", "tool cannot be started: No such file or directory"),
     ],
 )
 def test_a_program_that_fails_says_why(
-    tools: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, said: str, status: int | None
+    tools: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, said: str
 ) -> None:
     monkeypatch.setattr(system_tool, "DEADLINE_S", 0.1)
     if script is not None:
         write(tools, "tool", script)
     with pytest.raises(ToolError) as caught:
         output_of("tool")
-    assert (str(caught.value), caught.value.status) == (said, status)
+    assert str(caught.value) == said
 
 
 def test_long_and_odd_output_is_one_printable_line(tools: Path) -> None:

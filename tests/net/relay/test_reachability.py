@@ -144,10 +144,14 @@ def test_a_neighbour_that_connects_by_a_private_ipv6_address_finds_the_port_of_i
     async def look(*_: object) -> ReachabilityReport:
         return sight(DialOutcome.YES, "/ip6/fd00::2/tcp/4000")
 
+    async def look_by(*_: object) -> list[ReachabilityReport]:
+        return []
+
     async def reserve(*_: object, redial: bool) -> None:
         pass
 
     monkeypatch.setattr(reachability, "look", look)
+    monkeypatch.setattr(reachability, "look_by", look_by)
     monkeypatch.setattr(reachability, "reserve", reserve)
 
     async def main() -> None:
