@@ -69,9 +69,12 @@ def kill_tree(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def end_with_parent() -> None:
-    """End this process soon after its parent, by a thread: for programs that another one than ``launched`` starts."""
-    parent = os.getppid()
+def end_with_parent(parent: int) -> None:
+    """End this process soon after its parent, by a thread: for programs that another one than ``launched`` starts.
+
+    Args:
+        parent: its process, as it was when it started this one; it may have ended since.
+    """
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -46,7 +46,7 @@ with large_imports():
     from peer.home import Home
     from peer.initial_weights import load_initial
     from peer.training.agreement import agree
-    from peer.training.plan import OWNERS_FAULT, REMOTE, VECTORS, TrainerPlan, with_own
+    from peer.training.plan import LAUNCHER, OWNERS_FAULT, REMOTE, VECTORS, TrainerPlan, with_own
     from peer.training.remote_pieces import RemotePieces
 
 ANSWERS = ("step", "losses", "restore", "load", "store", "add", "tried", "held_out", "sample", "finish", "idle")
@@ -357,7 +357,7 @@ def main() -> int:
     with contextlib.suppress(OSError):  # not Linux, or /proc is read-only
         Path("/proc/self/oom_score_adj").write_text(KILLED_FIRST, encoding="ascii")
     if launched_ranks() > 1:
-        end_with_parent()  # torch's launcher
+        end_with_parent(int(os.environ[LAUNCHER]))
     attachment = Attachment.of_environment() if REMOTE not in os.environ else None
     if attachment is not None:
         logging.getLogger().addHandler(LogLines(attachment))

@@ -18,7 +18,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from p2ptrain.base.errors import UserError
 from p2ptrain.base.launcher import end_with_parent
 from peer.training.lan_address import LanAddress, interface_of
-from peer.training.plan import OWNERS_FAULT
+from peer.training.plan import LAUNCHER, OWNERS_FAULT
 from peer.training.rendezvous import BACKEND, Rendezvous, own_interface
 
 PROGRAM = "peer.training.language_trainer"
@@ -29,7 +29,8 @@ JOIN_S = 600
 def main(ranks: int, at: LanAddress | None, nodes: int, node: int) -> int:
     logging.disable(logging.CRITICAL)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as its ranks: a service manager stops all processes
-    end_with_parent()
+    end_with_parent(os.getppid())
+    os.environ[LAUNCHER] = str(os.getpid())
     rendezvous_handler_registry.register(BACKEND, Rendezvous.of)
     try:
         host, port = ("127.0.0.1", 0) if at is None else (at.host, at.port)

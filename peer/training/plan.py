@@ -19,6 +19,9 @@ OWNERS_FAULT = 2
 REMOTE = "P2PTRAIN_RANK"
 """Environment variable with the ``RemotePlan`` of a rank on another computer than its node."""
 
+LAUNCHER = "P2PTRAIN_LAUNCHER"
+"""Environment variable with the process id of torch's launcher, after which a rank ends, even if it ended first."""
+
 
 class RemotePlan(BaseModel):
     """What the owner of another computer says about the rank there; all else is the node's ``TrainerPlan``."""
