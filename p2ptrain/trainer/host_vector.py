@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 BYTES = 4
-"""Of an fp32 element, and of a count."""
+"""Bytes of an fp32 element, and of a count."""
 MOST_RANKS = 64
 """Ranks that one trainer may have."""
 

@@ -149,7 +149,7 @@ class LanguageTrainer:
             self._device_name += f" ({ranks.mesh})"
         pieces = {rank: slice(*each[2:]) for rank, each in enumerate(all_ranks) if each[1]}
         self._elsewhere = RemotePieces(ranks, pieces, host, vectors)
-        """Of ranks on other computers."""
+        """Pieces that ranks on other computers train."""
         self.is_final = False
         """Whether the run has ended."""
         if is_new:

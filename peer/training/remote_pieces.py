@@ -21,9 +21,9 @@ class RemotePieces:
     ranks: Ranks | None
     """None: this process is alone, and there are no pieces."""
     pieces: Mapping[int, slice]
-    """By rank."""
+    """Pieces of the host vector by the rank that trains them."""
     host: HostVector | None
-    """Of rank 0."""
+    """Rank 0's; None: of another computer."""
     copies: Sequence[Tensor]
     """This rank's own vectors of its piece."""
 

@@ -1,8 +1,8 @@
 """torch's static rendezvous, with a store that listens on one address alone, for the computers of one owner.
 
-torch's own handlers listen on all addresses, and its ``c10d`` reads pickles from its store. Whoever reaches this store
-can disturb training: the network between the computers must be trusted, as torch asks. Waits for another computer last
-until this process ends.
+torch's own handlers listen on all addresses, and its ``c10d`` reads pickles from its store. Anyone who reaches this
+store can disturb training: the network between the computers must be trusted, as torch asks. Waits for another computer
+last until this process ends.
 """
 
 from __future__ import annotations

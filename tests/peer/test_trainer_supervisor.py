@@ -21,7 +21,7 @@ from peer.training.trainer_supervisor import FIRST_TRIES, TrainerSupervisor, oom
 
 
 class FakeTrainer:
-    """Trainer that waits for its end, or begins, or fails as it is told."""
+    """Trainer that waits for its end, or begins, or fails as the test says."""
 
     def __init__(self, outcome: object) -> None:
         self.outcome = outcome
