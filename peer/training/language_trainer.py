@@ -111,7 +111,7 @@ class LanguageTrainer:
                 placement = replace(placement, micro_batch=min(placement.micro_batch, plan.most_sequences))
             begin = 0 if stage is None else stage.offset
             self._piece = slice(begin, begin + model.layout.total)
-            """Of the host vector, which this rank trains."""
+            """Piece of the host vector that this rank trains."""
             host: HostVector | None = None
             is_new = True
             if attachment is not None:

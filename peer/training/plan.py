@@ -51,9 +51,9 @@ class TrainerPlan(BaseModel):
     others: int = 0
     """Ranks on other computers, each the only one there; they are the last ones."""
     stages: int
-    """Of each replica; the ranks are replicas x stages."""
+    """Stages of each replica; the ranks are replicas x stages."""
     threads: int
-    """Of torch, of each rank."""
+    """Threads of torch in each rank."""
     activation_bytes: int
     """Host memory for activations, as ``autofit.place`` takes it."""
     most_sequences: int
