@@ -101,6 +101,12 @@ class Stopwatch:
         if self._since is not None:
             self._trained_s = max(now - self._since, 0.0)
 
+    def trained_s(self, now: float) -> float:
+        """Return the seconds of training in this outer step, so far."""
+        if self._trained_s is not None:
+            return self._trained_s
+        return 0.0 if self._since is None else max(now - self._since, 0.0)
+
     def lap(self, now: float) -> tuple[float, float] | None:
         """Return the seconds of the outer step that ended and its seconds of training; None if there are none."""
         since, trained_s = self._since, self._trained_s

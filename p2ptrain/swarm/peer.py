@@ -177,6 +177,8 @@ class Peer:
             self._slept(late_s, now)
         if late_s >= HELD_UP_S:
             self._wake_at = now  # count a delay once
+        core = self._core
+        core.budget.expected(core.rate * core.count.peers * self._stopwatch.trained_s(now))
         self._dispatch(event, now)
         passed_on = isinstance(event, events.PeersSeen) and not event.from_lookup
         if not passed_on:  # the message that passed the records on comes next

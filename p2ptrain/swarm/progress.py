@@ -104,6 +104,8 @@ class ProgressBudget:
     fast partner brings must fall by it; equal partners raise and lower each other alike.)"""
     last: float = 0.0
     """``grown`` when we last exchanged with anybody."""
+    lent: float = 0.0
+    """Tokens for which the bucket was filled while an outer step was late."""
     accounts: BoundedDict[PeerId, ProgressAccount] = field(default_factory=lambda: BoundedDict(MAX_KNOWN))
     """Accounts by partner; the last one exchanged with comes last."""
 
@@ -118,6 +120,23 @@ class ProgressBudget:
     def trained(self, tokens: float) -> None:
         """Account for own training that added ``tokens`` to our progress."""
         self.grown += tokens
+        self.lent = 0.0
+        self._fill(tokens)
+
+    def expected(self, tokens: float) -> None:
+        """Fill the bucket as our usual speed would, while an outer step is late: partners still carry us along.
+
+        Otherwise they would lose what a peer whose trainer has died cannot take, and the run would read too much.
+
+        Args:
+            tokens: what our training adds to our progress in the time since the last outer step.
+        """
+        late = tokens - self.bounds.step
+        if late > self.lent:
+            self._fill(late - self.lent)
+            self.lent = late
+
+    def _fill(self, tokens: float) -> None:
         most = max(self.bounds.catch_up, RATE_SLACK * (self.grown - self.last))
         self.left = min(self.left + RATE_SLACK * tokens, most)
 

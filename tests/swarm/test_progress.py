@@ -81,6 +81,10 @@ class Numbers:
         self.meets = meets or (lambda me: [each for each in range(len(self.names)) if each != me])
         self.fragments, self.random = int(4 * share), Random(seed)
         self.under_way = [self.random.random() for _ in self.honest]
+        self.away: set[int] = set()
+        """Honest peers without a trainer."""
+        self.late = [0.0] * len(paces)
+        """Outer steps of their usual pace since their last one."""
         self.tokens = 0.0
         """Own tokens of all honest peers together."""
 
@@ -88,9 +92,12 @@ class Numbers:
         """Run so many outer steps of a peer with pace 1."""
         for _ in range(steps * ticks):
             for me in self.honest:
-                self.under_way[me] += self.paces[me] / ticks
+                self.late[me] += self.paces[me] / ticks
+                self.budgets[me].expected(self.late[me] * self.bounds.step)
+                self.under_way[me] += self.paces[me] / ticks if me not in self.away else 0.0
                 while self.under_way[me] >= 1.0:  # it reports whole outer steps
                     self.under_way[me] -= 1.0
+                    self.late[me] = self.under_way[me]
                     self.tokens += self.rules.tokens_per_outer_step
                     self.progress[me] += self.bounds.step
                     self.budgets[me].trained(self.bounds.step)
@@ -162,6 +169,19 @@ def test_a_fast_peer_creates_no_progress_and_is_held_as_if_nothing_were_bounded(
         total = fmean(numbers.progress)
         assert least * numbers.tokens <= total <= (1 + 1e-9) * numbers.tokens
     assert fmean(lead for lead, _ in leads) <= 1.3 * fmean(lead for _, lead in leads) + 0.2
+
+
+@pytest.mark.parametrize("away", [1, 2])
+def test_peers_whose_trainers_are_away_are_carried_along(away: int) -> None:
+    swarm = Numbers((1.0, 1.0, 1.0, 1.0))
+    swarm.run(20)
+    swarm.away = set(range(away))
+    swarm.run(60)
+    assert fmean(swarm.progress) == pytest.approx(swarm.tokens, rel=0.01)
+    assert swarm.lead < 4.0
+    swarm.away.clear()
+    swarm.run(20)
+    assert fmean(swarm.progress) == pytest.approx(swarm.tokens, rel=0.01)
 
 
 def test_a_lead_that_somebody_brings_back_is_shared_and_not_multiplied() -> None:
