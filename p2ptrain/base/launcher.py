@@ -16,11 +16,14 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import psutil
 
 from p2ptrain.base import udp_filter
 
+AUTOGROUP, AUTOGROUP_TRIES, AUTOGROUP_S = Path("/proc/self/autogroup"), 5, 0.15
+"""File of this session's priority, and tries to write it, as Linux takes one such change each .1 s (sched(7))."""
 WATCH_S = 0.5
 """Seconds between two looks of ``end_with_parent``."""
 
@@ -55,6 +58,23 @@ def launched(*command: str, udp: bool = True, **environment: str) -> list[str]:
     program = (is_filtered and udp_filter.program(platform.machine())) or b""
     child = (str(os.getpid()), json.dumps(environment), program.hex())
     return [sys.executable, "-I", "-S", "-c", _SCRIPT, *child, *command]
+
+
+def lower_priority(niceness: int) -> None:
+    """Let this process, which leads its session, yield to its parent by so many steps of nice(2).
+
+    Where Linux groups processes by session, nice(2) counts within one alone (autogroups, sched(7)).
+    """
+    os.nice(niceness)
+    for _ in range(AUTOGROUP_TRIES):
+        try:
+            with AUTOGROUP.open("r+", encoding="ascii") as file:
+                file.write(str(os.nice(0)))
+            return
+        except BlockingIOError:
+            time.sleep(AUTOGROUP_S)
+        except OSError:  # not Linux, or there are none
+            return
 
 
 def kill_tree(process: subprocess.Popen[bytes]) -> None:

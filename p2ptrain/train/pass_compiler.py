@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from p2ptrain.base.errors import DeviceError
+from p2ptrain.base.launcher import lower_priority
 from p2ptrain.base.text import one_line
 from p2ptrain.train import accelerator
 from p2ptrain.train.autofit import CARD_MEMORY_FRACTION
@@ -102,7 +103,7 @@ def main(cache: str, niceness: str) -> int:
     """Compile the pass that the first line of standard input describes; print why not in one line."""
     with contextlib.suppress(OSError):  # not Linux, or /proc is read-only
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")  # killed first
-    os.nice(int(niceness))
+    lower_priority(int(niceness))
     shape = PassShape(**json.loads(sys.stdin.buffer.readline()))
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent at the parent's death; standard input ends then, too
     threading.Thread(target=_end_with_parent, daemon=True).start()

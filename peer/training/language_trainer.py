@@ -37,7 +37,6 @@ with large_imports():
     from p2ptrain.train.inner import ArrivingStepResult, LanguageModelTask
     from p2ptrain.train.model import flat_model, in_memory
     from p2ptrain.train.ranks import Mesh, Ranks, is_lost, launched_ranks
-    from p2ptrain.train.staged import StagedTask
     from p2ptrain.train.stages import StageModel, stage_model
     from p2ptrain.trainer.attached import LOST, Attachment, LogLines
     from p2ptrain.trainer.host_vector import HostVector
@@ -137,6 +136,8 @@ class LanguageTrainer:
             if stage is None or ranks is None:
                 self._task = LanguageModelTask(model, *rest, placement, moments)
             else:
+                from p2ptrain.train.staged import StagedTask  # with torch's pipelines, which load for most of a second
+
                 self._task = StagedTask(stage, ranks, *rest, agreed.placement, agreed.counts, moments)
         if is_shared and host is not None:
             self._task.moving = partial(host.moving, 0 if ranks is None else ranks.rank)
