@@ -17,7 +17,7 @@ LAYERS = (
     {"p2ptrain", "base"},
     {"outer", "codec", "swarm"},
     {"manifest", "recipes", "framing", "wire", "ports", "statements", "admission", "receipts"},
-    {"trainer", "host", "train", "data", "checkpoint", "page"},
+    {"trainer", "host", "train", "data", "tokens", "checkpoint", "page"},
     {"net"},
     {"cli", "peer", "bootstrap"},
     {"sim"},

@@ -76,6 +76,10 @@ TemplateName = Annotated[str, Field(pattern=r"^(chatml|[0-9a-f]{64})?$")]
 """The built-in chat template, the SHA-256 of a file, or empty."""
 
 
+Mirror = Annotated[str, Field(pattern=r"^(https://[!-~]{1,300}|hf:[!-~]{3,250}|/[!-~]{0,300})?$")]
+"""An https address, a data set of the hub, or a folder."""
+
+
 class _CorpusSection(Section):
     """Fields of all corpora."""
 
@@ -151,6 +155,37 @@ class FileCorpus(_LargeCorpus):
     """Format of the file: text, jsonl or parquet. (text: the simplest; it has no columns and ignores text_field.)"""
 
 
+class ShardsCorpus(Section):
+    """Text that its author tokenized: `init --corpus` writes this table and the shards."""
+
+    kind: Literal["shards"]
+    """Source of the text: builtin or shards."""
+
+    root: Digest
+    """SHA-256 of the index, which has those of all shards."""
+
+    training_tokens: int = Field(gt=0)
+    """Training tokens in the shards."""
+
+    held_out_tokens: int = Field(gt=0)
+    """Held-out tokens in shards of their own."""
+
+    mirror: Mirror = ""
+    """Where the shards are besides peers: https://…, hf:owner/name[@revision], or a folder. (Empty: nowhere.)"""
+
+    template: TemplateName = ""
+    """Chat template of dialogues: chatml or the SHA-256 of a Jinja file. (Empty: text.)"""
+
+    end_of_turn: Annotated[str, Field(max_length=64)] = ""
+    """Text that ends an answer in dialogues. (Empty: text, or it cannot be told.)"""
+
+    @model_serializer(mode="wrap")
+    def _empty_is_unsaid(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what is empty."""
+        data: dict[str, Any] = serialize(self)
+        return {name: value for name, value in data.items() if value != ""}
+
+
 def _expanded(short: Callable[[str], dict[str, str] | None]) -> BeforeValidator:
     """Return a validator that replaces a short string with its table, and leaves other values to the schema."""
 
@@ -191,7 +226,7 @@ Tokenizer = Annotated[
 """Any tokenizer; ``kind`` determines its fields."""
 
 Corpus = Annotated[
-    Annotated[BuiltinCorpus | HubCorpus | FileCorpus, Field(discriminator="kind")],
+    Annotated[BuiltinCorpus | HubCorpus | FileCorpus | ShardsCorpus, Field(discriminator="kind")],
     _expanded(_short_corpus),
 ]
 """Any corpus; ``kind`` determines its fields."""

@@ -1,0 +1,94 @@
+"""Shards on this machine's disk, by digest. All peers and runs of one user share them.
+
+::
+
+    DIRECTORY/<two digits>/<sha256>    one shard
+
+A file gets its name only when it is whole and on the disk. Files are dropped, the longest unused first, when they take
+more than a limit; whoever has mapped one keeps it until then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+import numpy as np
+
+from p2ptrain.base import files
+from p2ptrain.base.errors import HomeError
+from p2ptrain.tokens.index import SHARD_BYTES, ShardIndex
+
+
+class ShardStore:
+    """Shards in one directory, which is created with the first one. Any thread."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def path(self, digest: str) -> Path:
+        return self.directory / digest[:2] / digest
+
+    def has(self, digest: str) -> bool:
+        return self.path(digest).is_file()
+
+    def held(self, index: ShardIndex) -> frozenset[int]:
+        """Return the numbers, among all digests of an index, of the shards that are here."""
+        return frozenset(number for number, digest in enumerate(index.digests) if self.has(digest))
+
+    def add(self, digest: str, data: bytes) -> None:
+        """Store a shard. Raises ValueError if it has another digest, HomeError if it cannot be written."""
+        if len(data) > SHARD_BYTES or hashlib.sha256(data).hexdigest() != digest:
+            raise ValueError(f"expected a shard with sha256 {digest}")
+        path = self.path(digest)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            files.replace(path, data)
+        except OSError as error:
+            raise HomeError(
+                f"The text cannot be stored in {self.directory}: {files.cause(error)}.",
+                files.remedy(error, "set XDG_CACHE_HOME to another directory"),
+            ) from error
+
+    def read(self, digest: str, offset: int, size: int) -> tuple[int, bytes]:
+        """Return a shard's size and a piece of it; 0 and nothing if it is not here, or cannot be read."""
+        try:
+            with self.path(digest).open("rb") as file:
+                return os.fstat(file.fileno()).st_size, os.pread(file.fileno(), size, offset)
+        except OSError:
+            return 0, b""
+
+    def map(self, digest: str, id_bytes: int, tokens: int) -> np.ndarray | None:  # [tokens] uint16 or uint32, read-only
+        """Return a shard's ids, memory-mapped; None if it is missing or has another size. Marks it as used."""
+        path = self.path(digest)
+        try:
+            if path.stat().st_size != tokens * id_bytes:
+                return None
+            found = np.memmap(path, np.dtype(f"<u{id_bytes}"), "r", shape=(tokens,))
+            with contextlib.suppress(OSError):  # the disk may be read-only
+                os.utime(path)
+        except (OSError, ValueError):
+            return None
+        return found
+
+    def drop(self, most_bytes: int, kept: Collection[str]) -> int:
+        """Delete the longest unused shards beyond a limit, but none of the ``kept``; return the bytes that remain."""
+        found = []
+        with contextlib.suppress(OSError):
+            for folder in self.directory.iterdir():
+                for path in folder.iterdir():
+                    with contextlib.suppress(OSError):
+                        state = path.stat()
+                        found.append((state.st_mtime, state.st_size, path))
+        total = sum(size for _, size, _ in found)
+        for _, size, path in sorted(found, key=lambda each: each[0]):
+            if total <= most_bytes:
+                break
+            if path.name not in kept:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                    total -= size
+        return total
