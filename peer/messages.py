@@ -333,7 +333,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     ),
     "discarded": lambda f: f"[train] inner phase {f['step']:,} discarded: {_why(f)}",
     "stopping": lambda f: (
-        "[stop] finishing this inner step, saving, leaving the swarm; repeat to stop at once"
+        "[stop] saving, leaving the swarm; repeat to stop at once"
         if f["training"]
         else "[stop] stopped before training began"
     ),

@@ -1,7 +1,7 @@
 """Queue from the network to the trainer: any thread fills it, the trainer empties it between two inner steps.
 
 Three kinds of entries: the displacement of a committed exchange, permission to conclude the outer step that waits for
-partners, and a donor's weights. Only here do the two threads of a peer meet, without a lock.
+partners, and a donor's weights. It needs no lock.
 
 Legend: F elements of one fragment.
 """

@@ -159,7 +159,8 @@ class OwnerControl:
         while True:
             await asyncio.sleep(POLL_S)
             self.look()
-            await asyncio.to_thread(self.save_if_due)  # a disk may be slow
+            if self._clock() >= self._save_at:
+                await asyncio.to_thread(self.save_if_due)  # a disk may be slow
             if self._server is not None and not self._server.exists():  # somebody has removed it
                 self._server.close()
                 await self._listen()
