@@ -19,7 +19,7 @@ import contextlib
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,10 @@ MIN_COST = 4096
 """Bytes that a request costs at least, so that requests for missing files are limited, too."""
 MAX_MESSAGE_BYTES = 64
 _MAX_WORDS = 120
+
+
+class BusyError(NetworkError):
+    """The other side serves others at the moment."""
 
 
 class PieceServer(ABC):
@@ -86,7 +90,9 @@ class PieceServer(ABC):
     async def _send(self, link: Link, sha256: str, offset: int) -> None:
         self.check(link)
         total, piece = await self.piece(sha256, offset)
-        self.charge(link, len(piece))
+        if not self.admits(link, total, len(piece)):
+            await self.refuse(link)
+            return
         await send_message(link, ["piece", total])
         if piece:
             await send_payload(link, [piece])
@@ -96,10 +102,13 @@ class PieceServer(ABC):
         if self._rates.rests or not self._rates.gives:
             raise NetworkError(f"{short(link.peer)} asked for {self._about}, but this peer is not serving any")
 
-    def charge(self, link: Link, size_bytes: int) -> None:
-        """Raise NetworkError if the other side has had too much."""
-        if not self._limits.admits(link.peer, self._clock(), max(size_bytes, MIN_COST)):
-            raise NetworkError(f"{short(link.peer)} sent too many requests for {self._about}")
+    def admits(self, link: Link, total_bytes: int, size_bytes: int) -> bool:
+        """Return whether the other side may have ``size_bytes`` of a thing now, and count them."""
+        return self._limits.admits(link.peer, self._clock(), max(size_bytes, MIN_COST))
+
+    async def refuse(self, link: Link) -> None:
+        """Tell the other side that it may have nothing now. Raises NetworkError to close the link instead."""
+        raise NetworkError(f"{short(link.peer)} sent too many requests for {self._about}")
 
 
 class FileServer(PieceServer):
@@ -121,23 +130,36 @@ class FileServer(PieceServer):
         return (0, b"") if path is None else await asyncio.to_thread(read_piece, path, offset)
 
 
-async def download(link: Link, sha256: str, have: bytearray, most_bytes: int = MOST_STORED_BYTES) -> bool:
+async def download(
+    link: Link,
+    sha256: str,
+    have: bytearray,
+    most_bytes: int = MOST_STORED_BYTES,
+    piece_bytes: int = PIECE_BYTES,
+    received: Callable[[int], None] = lambda size: None,
+) -> bool:
     """Append to ``have`` what is missing of a file, at most ``most_bytes`` in all, without checking its digest.
 
-    Returns False if the other side does not have it. Raises NetworkError and RemoteError, the latter also if the other
-    side's file is not longer than ``have``, which keeps all whole pieces.
+    Args:
+        received: called with the size of ``have`` after each piece.
+
+    Returns False if the other side does not have it. Raises BusyError, NetworkError and RemoteError, the latter also if
+    the other side's file is not longer than ``have``, which keeps all whole pieces.
     """
     while True:
         await send_message(link, ["piece", bytes.fromhex(sha256), len(have)])
         match await receive_message(link, "files", MAX_MESSAGE_BYTES):
             case ["piece", int(total)] if total == 0 or len(have) < total <= most_bytes:
                 pass
+            case ["busy"]:
+                raise BusyError(f"{short(link.peer)} serves others at the moment")
             case other:
                 raise RemoteError(f"expected the size of a file, got {str(other)[:_MAX_WORDS]}")
         if total == 0:
             return False
-        [piece] = await receive_payload(link, [min(PIECE_BYTES, total - len(have))])
+        [piece] = await receive_payload(link, [min(piece_bytes, total - len(have))])
         have += piece
+        received(len(have))
         if len(have) == total:
             with contextlib.suppress(NetworkError):  # the other side may have closed the link
                 await send_message(link, ["enough"])
