@@ -85,7 +85,7 @@ class ShardStore:
             with contextlib.suppress(OSError):  # it is not here, or the disk is read-only
                 os.utime(self.path(digest))
 
-    def drop(self, most_bytes: int, kept: Collection[str], now: float | None = None) -> int:
+    def drop(self, most_bytes: float, kept: Collection[str], now: float | None = None) -> int:
         """Delete the longest unused shards beyond a limit; return the bytes that remain.
 
         None of the ``kept`` ones, and none that was used ``RECENT_S`` ago: another peer may be reading it.
