@@ -168,7 +168,7 @@ class _UnderWay:
     size_bytes: int = 0
 
     def bytes_per_s(self, now: float) -> float:
-        return self.size_bytes / max(now - self.began, 1e-3)
+        return max(self.size_bytes, 1) / max(now - self.began, 1e-3)
 
 
 @dataclass(slots=True)
@@ -263,8 +263,7 @@ class FetchPlan:
         is_stranger = state.kind is SourceKind.PEER
         match outcome:
             case FetchOutcome.WHOLE:
-                size_bytes = max(state.size_bytes, 1)
-                speed = size_bytes / max(now - state.began, 1e-3)
+                speed = state.bytes_per_s(now)
                 record.bytes_per_s = (record.bytes_per_s + speed) / 2 if record.is_proven else speed
                 record.is_proven, record.failures, record.busy = True, 0, 0
             case FetchOutcome.CANCELLED:
@@ -328,7 +327,7 @@ class FetchPlan:
         if not able:
             return now + LOOK_S
         best = self._fastest([each for each in able if each.kind is min(each.kind for each in able)])
-        left_s = (SHARD_BYTES - state.size_bytes) / max(state.bytes_per_s(now), 1.0)
+        left_s = (SHARD_BYTES - state.size_bytes) / state.bytes_per_s(now)
         other_s = SHARD_BYTES / self._record(best.name).bytes_per_s
         return best if left_s > SLOW * other_s + SLOW_S else now + 1.0
 
