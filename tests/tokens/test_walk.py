@@ -73,3 +73,8 @@ def test_a_late_step_of_a_large_text_is_found_at_once() -> None:
 def test_impossible_shards_are_refused(shards: int, per_shard: int, in_last: int) -> None:
     with pytest.raises(ValueError, match="shards"):
         Walk(1, "amber", shards, per_shard, in_last)
+
+
+@given(WALKS, st.integers(0, 2))
+def test_a_whole_epoch_is_its_sequences_one_by_one(walk: Walk, number: int) -> None:
+    assert [tuple(place) for place in walk.epoch(number).tolist()] == epoch(walk, number)
