@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from p2ptrain.base import files
 from p2ptrain.base.errors import CorpusError, ManifestError
+from p2ptrain.data.stream import cache_directory
 from p2ptrain.tokens import builtin
 from p2ptrain.tokens.corpus import ShardCorpus
 from p2ptrain.tokens.index import ShardIndex, sequences_in
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
     from p2ptrain.manifest.sources import BuiltinCorpus, ShardsCorpus
 
 _ASK = "If the run is not yours, ask its author for a new link."
+
+
+def user_store() -> ShardStore:
+    """Return the store that all peers of this user share."""
+    return ShardStore(cache_directory() / "shards")
 
 
 def open_corpus(

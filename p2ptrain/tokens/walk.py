@@ -95,9 +95,18 @@ class Walk:
 
         A step at a window's end needs the next one, too.
         """
-        window = self._window(step * per_step)
+        return (shards for _, shards in self.spans(step * per_step))
+
+    def spans(self, position: int) -> Iterator[tuple[range, list[int]]]:
+        """Yield the positions and shards of the window that has a sequence of this peer's order, and of later ones.
+
+        Inner steps read the positions one after another, from 0 in the first epoch.
+        """
+        window = self._window(position)
         while True:
-            yield [self._shard(window.epoch, slot) for slot in window.slots]
+            begin = window.epoch * self.total + window.begins
+            shards = [self._shard(window.epoch, slot) for slot in window.slots]
+            yield range(begin, begin + self._sequences(window)), shards
             window = self._after(window)
 
     def is_within(self, step: int, per_step: int, held: frozenset[int] | set[int]) -> bool:
