@@ -67,10 +67,14 @@ class ShardStore:
             return 0, b""
 
     def map(self, digest: str, id_bytes: int, tokens: int) -> np.ndarray | None:  # [tokens] uint16 or uint32, read-only
-        """Return a shard's ids, memory-mapped; None if it is missing or has another size. Marks it as used."""
+        """Return a shard's ids, memory-mapped; None if it is missing. Marks it as used.
+
+        A file of another size is damaged, and removed so that the shard is fetched again.
+        """
         path = self.path(digest)
         try:
             if path.stat().st_size != tokens * id_bytes:
+                path.unlink()
                 return None
             found = np.memmap(path, np.dtype(f"<u{id_bytes}"), "r", shape=(tokens,))
             with contextlib.suppress(OSError):  # the disk may be read-only

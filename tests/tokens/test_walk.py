@@ -75,6 +75,11 @@ def test_impossible_shards_are_refused(shards: int, per_shard: int, in_last: int
         Walk(1, "amber", shards, per_shard, in_last)
 
 
+@given(WALKS, st.integers(0, 2))
+def test_a_whole_epoch_is_its_sequences_one_by_one(walk: Walk, number: int) -> None:
+    assert [tuple(place) for place in walk.epoch(number).tolist()] == epoch(walk, number)
+
+
 def test_spans_follow_each_other_and_tell_the_windows_of_steps() -> None:
     walk = Walk(3, "me", 21, 10, 4)
     spans = walk.spans(0)
