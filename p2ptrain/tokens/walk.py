@@ -17,7 +17,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from p2ptrain.data.assign import permuted
+import numpy as np
+
+from p2ptrain.tokens.permutation import permutation, permuted
 
 WINDOW = 8
 """Shards that are mixed: 16 million ids of 2 bytes, hundreds of inner steps. Guess: the loss of a sorted text for other
@@ -77,14 +79,34 @@ class Walk:
             raise ValueError(f"no sequences at step={step} with per_step={per_step}")
         return [self._place(position) for position in range(step * per_step, (step + 1) * per_step)]
 
+    def epoch(self, number: int) -> np.ndarray:  # [total, 2] int64
+        """Return the places of an epoch's sequences, in order: faster than ``sequences`` for a small text."""
+        window, found = Window(number, 0, 0, range(min(WINDOW if number else 1, self.shards))), []
+        while window.epoch == number:
+            if count := self._sequences(window):
+                slots, sequences = np.divmod(permutation(count, self._key(window)), self.per_shard)
+                shards = np.array([self._shard(number, slot) for slot in window.slots])
+                found.append(np.stack([shards[slots], sequences], axis=1))
+            window = self._after(window)
+        return np.concatenate(found)
+
     def windows(self, step: int, per_step: int) -> Iterator[list[int]]:
         """Yield the shards of the window that an inner step begins in, and of those after it, without end.
 
         A step at a window's end needs the next one, too.
         """
-        window = self._window(step * per_step)
+        return (shards for _, shards in self.spans(step * per_step))
+
+    def spans(self, position: int) -> Iterator[tuple[range, list[int]]]:
+        """Yield the positions and shards of the window that has a sequence of this peer's order, and of later ones.
+
+        Inner steps read the positions one after another, from 0 in the first epoch.
+        """
+        window = self._window(position)
         while True:
-            yield [self._shard(window.epoch, slot) for slot in window.slots]
+            begin = window.epoch * self.total + window.begins
+            shards = [self._shard(window.epoch, slot) for slot in window.slots]
+            yield range(begin, begin + self._sequences(window)), shards
             window = self._after(window)
 
     def is_within(self, step: int, per_step: int, held: frozenset[int] | set[int]) -> bool:
@@ -94,8 +116,7 @@ class Walk:
     def _place(self, position: int) -> Place:
         window = self._window(position)
         within = position - window.epoch * self.total - window.begins
-        key = _key(f"window {self.seed} {window.epoch} {window.number} {self.peer}")
-        slot, sequence = divmod(permuted(within, self._sequences(window), key), self.per_shard)
+        slot, sequence = divmod(permuted(within, self._sequences(window), self._key(window)), self.per_shard)
         return Place(self._shard(window.epoch, window.slots[slot]), sequence)
 
     def _window(self, position: int) -> Window:
@@ -126,6 +147,9 @@ class Walk:
     def _sequences(self, window: Window) -> int:
         missing = self.per_shard - self.in_last if window.slots.stop == self.shards else 0
         return len(window.slots) * self.per_shard - missing
+
+    def _key(self, window: Window) -> bytes:
+        return _key(f"window {self.seed} {window.epoch} {window.number} {self.peer}")
 
     def _shard(self, epoch: int, slot: int) -> int:
         if slot == self.shards - 1:

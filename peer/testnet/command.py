@@ -257,7 +257,7 @@ def _report(plan: Plan, means: Means, ending: Ending, console: Console) -> Testn
 
             try:
                 homes = [each.home for each in plan.peers]
-                measured = measure(plan.signed, homes, means.threads, means.data, means.tokenizer, means.template)
+                measured = measure(plan.signed, homes, means.threads)
             except UserError as error:
                 unmeasured = error.problem
     return TestnetReport(
@@ -288,8 +288,7 @@ def _show(report: TestnetReport, plan: Plan, console: Console) -> None:
         console.print(f"Output of each process: {plan.out}/*/output.log", markup=False, soft_wrap=True)
         return
     console.print(f"Checkpoints: {plan.out}/peer-*/checkpoints. Next steps:", markup=False, soft_wrap=True)
-    question = "" if report.measured is None else report.measured.question
-    for line in reports.next_steps(shlex.quote(_our_command()), plan.out, plan.signed.manifest.corpus, question):
+    for line in reports.next_steps(shlex.quote(_our_command()), plan.out, plan.signed.manifest.corpus):
         console.print(f"  {line}", markup=False, soft_wrap=True)
 
 

@@ -15,13 +15,12 @@ from typing import Any
 
 from p2ptrain.base.ids import key_of
 from p2ptrain.data.file_store import WEIGHTS_OPTION, NamedFile, named_files
-from p2ptrain.data.packed_stream import template_name
-from p2ptrain.data.sources import BUILTIN_DIGESTS
 from p2ptrain.manifest import SignedManifest, parameter_count
 from p2ptrain.manifest import Tokenizer as TokenizerSpec
 from p2ptrain.ports import HeldOutLoss
 from p2ptrain.receipts import Total
 from p2ptrain.recipes import RECIPES
+from p2ptrain.tokens.builtin import DIGESTS
 from peer.trained.loss_curve import LossReading, thinned
 
 MOST_READINGS = 12
@@ -197,23 +196,22 @@ def _data_rows(facts: CardFacts) -> Rows:
     if corpus.kind == "builtin":
         rows += [
             ("text", f"{corpus.name}, which ships with p2ptrain"),
-            ("SHA-256", f"`{BUILTIN_DIGESTS[corpus.name]}`"),
+            ("SHA-256", f"`{DIGESTS[corpus.name]}`"),
         ]
+        rows.append(("held out", f"{100 * corpus.validation_fraction:g} % of the tokens"))
+        if facts.text is not None:
+            rows += [("tokens for training", f"{facts.text.train:,}"), ("tokens held out", f"{facts.text.held_out:,}")]
     else:
-        rows.append(("text", _source(corpus)))
-        if corpus.kind == "hub":
-            rows.append(("configuration and split", f"`{corpus.config}`, `{corpus.split}`"))
-        else:
-            rows.append(("format", corpus.format))
-        rows.append(("tokens, at most", f"{corpus.max_tokens:,}"))
-    if template := template_name(corpus):
-        rows.append(("chat template", f"`{template}`"))
-    rows.append(("held out", f"{100 * corpus.validation_fraction:g} % of the tokens"))
-    if facts.text is not None:
+        assert corpus.kind == "shards"
         rows += [
-            ("tokens for training", f"{facts.text.train:,}"),
-            ("tokens held out", f"{facts.text.held_out:,}"),
+            ("tokens for training", f"{corpus.training_tokens:,}"),
+            ("tokens held out", f"{corpus.held_out_tokens:,}"),
+            ("SHA-256 of the index of the tokens", f"`{corpus.root}`"),
         ]
+        if corpus.mirror:
+            rows.append(("mirror of the tokens", f"`{escaped(corpus.mirror)}`"))
+        if corpus.template:
+            rows.append(("chat template", f"`{corpus.template}`"))
     rows.append(("tokenizer", _tokenizer(manifest.tokenizer)))
     return rows
 

@@ -67,7 +67,7 @@ def write_files(
             signed,
             exported.state,
             exported.held_out_loss,
-            None if text is None else TextSize(text.split.train_tokens, text.held_out_tokens),
+            None if text is None else TextSize(text.train_tokens, text.held_out_tokens),
             receipts,
             curve,
             publication.repository,

@@ -330,8 +330,10 @@ class RemoteTask:
         return self._guessing
 
     def loss(self) -> float:
-        """Return a short held-out loss of the current weights. Raises TrainerAwayError."""
-        return self._ask("tried", answers.Tried).loss
+        """Return a short held-out loss of the current weights. Raises TrainerAwayError, also if its text is away."""
+        if (found := self._ask("tried", answers.Tried).loss) is None:
+            raise TrainerAwayError
+        return found
 
     def held_out_loss(self, most_tokens: int, patience_s: float, goes_on: GoesOn) -> HeldOutLoss:
         """Read the held-out loss; wait for a trainer, unless the owner stops the peer."""

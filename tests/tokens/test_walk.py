@@ -73,3 +73,21 @@ def test_a_late_step_of_a_large_text_is_found_at_once() -> None:
 def test_impossible_shards_are_refused(shards: int, per_shard: int, in_last: int) -> None:
     with pytest.raises(ValueError, match="shards"):
         Walk(1, "amber", shards, per_shard, in_last)
+
+
+@given(WALKS, st.integers(0, 2))
+def test_a_whole_epoch_is_its_sequences_one_by_one(walk: Walk, number: int) -> None:
+    assert [tuple(place) for place in walk.epoch(number).tolist()] == epoch(walk, number)
+
+
+def test_spans_follow_each_other_and_tell_the_windows_of_steps() -> None:
+    walk = Walk(3, "me", 21, 10, 4)
+    spans = walk.spans(0)
+    end = 0
+    for _ in range(12):
+        positions, shards = next(spans)
+        assert positions.start == end
+        end = positions.stop
+        found = {place.shard for place in walk.sequences(0, end)[positions.start :]}
+        assert found == set(shards)
+        assert next(walk.spans(positions.start)) == next(walk.spans(positions.stop - 1)) == (positions, shards)
