@@ -79,7 +79,9 @@ def read_index(corpus: ShardsCorpus, run: Path) -> ShardIndex:
         return ShardIndex.from_bytes(path.read_bytes())
     except (OSError, ValueError) as error:
         why = files.cause(error)
-        raise CorpusError(f"{path} is no index of shards: {why}.", f"Restore it from a copy, or {_MADE_AGAIN}.") from None
+        raise CorpusError(
+            f"{path} is no index of shards: {why}.", f"Restore it from a copy, or {_MADE_AGAIN}."
+        ) from None
 
 
 def _file(manifest: Manifest, run: Path) -> Path | None:
