@@ -145,7 +145,7 @@ class ChatTemplate:
             template._text([], False)
         except jinja2.TemplateSyntaxError as error:
             raise CorpusError(f"The chat template {where} cannot be used: {_reason(error)}.", _REMEDY) from error
-        except Exception:  # noqa: S110 - of a program that wants messages
+        except Exception:
             pass
         return template
 

@@ -19,7 +19,6 @@ from p2ptrain.base.errors import CorpusError
 from p2ptrain.base.text import one_line
 from p2ptrain.data.rows import names
 
-
 MAX_CARD_BYTES = 1 << 20
 """Maximum size of a data set's README.md. Guess: the longest cards of the hub would settle it."""
 

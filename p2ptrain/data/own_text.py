@@ -214,7 +214,9 @@ def _tokenizer(wanted: Wanted, model: GivenModel | None) -> _Tokens:
         named = PRESET_TEXTS[wanted.preset].tokenizer
     if named is None:
         section = BytesTokenizer(kind="bytes")
-        changes: dict[str, Any] = {} if wanted.preset else {"tokenizer": {"kind": "bytes"}, "model.config.vocab_size": 256}
+        changes: dict[str, Any] = (
+            {} if wanted.preset else {"tokenizer": {"kind": "bytes"}, "model.config.vocab_size": 256}
+        )
         return _Tokens(changes, load_tokenizer(section), None)
     if isinstance(named, Mapping):
         path = download_tokenizer(named["name"], named["revision"])

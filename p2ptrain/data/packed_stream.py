@@ -137,9 +137,7 @@ def packed(
         )
 
 
-def warnings(
-    counts: TextCounts, limit: str = LENGTH_OPTION, length: int = 0, most: int | None = None
-) -> Iterator[str]:
+def warnings(counts: TextCounts, limit: str = LENGTH_OPTION, length: int = 0, most: int | None = None) -> Iterator[str]:
     """Yield sentences, without their full stops, on dialogues that are used in part or not at all.
 
     Args:

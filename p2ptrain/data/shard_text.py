@@ -100,9 +100,7 @@ def build_text(
 
 
 class _Building:
-    def __init__(
-        self, order: TextOrder, changes: Mapping[str, Any], store: ShardStore, unfinished: Unfinished
-    ) -> None:
+    def __init__(self, order: TextOrder, changes: Mapping[str, Any], store: ShardStore, unfinished: Unfinished) -> None:
         self._order, self._changes, self._store, self._unfinished = order, changes, store, unfinished
         self._counts = TextCounts(where=" and ".join(each.name for each in order.sources))
         self._check = FidelityCheck(order.tokenizer, self._counts, is_packed=bool(order.template_name))
@@ -254,4 +252,3 @@ def _skipped(sources: Sequence[Source]) -> list[str]:
     return [f"{len(names):,} files of the folders are not text and were skipped: {', '.join(names[:3])}{more}"] * bool(
         names
     )
-
