@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -16,8 +17,9 @@ from p2ptrain.base.text import printable
 from p2ptrain.data.dialogues import DEFAULT_MESSAGES, has_messages
 from p2ptrain.data.hub import HubFile, HubText, split_files
 from p2ptrain.data.hub_weights import commit_of
-from p2ptrain.data.sources import BINARY_HEAD_BYTES, BUILTIN_DIGESTS, builtin_bytes, check_readable, hub_errors
+from p2ptrain.data.sources import BINARY_HEAD_BYTES, check_readable, hub_errors
 from p2ptrain.data.unpacking import RowFile, first_line
+from p2ptrain.tokens import builtin
 
 JSON_LINES = (".jsonl", ".ndjson")
 DEFAULT_COLUMN = "text"
@@ -62,17 +64,15 @@ class BuiltinFile:
         return f"{self.name}, which ships with p2ptrain"
 
     def open(self, mode: Literal["rb"] = "rb") -> IO[bytes]:
-        import io
-
-        return io.BytesIO(builtin_bytes(self.name))
+        return io.BytesIO(builtin.text(self.name).tobytes())
 
     @property
     def size(self) -> int:
-        return len(builtin_bytes(self.name))
+        return len(builtin.text(self.name))
 
     @property
     def identity(self) -> list[Any]:
-        return [BUILTIN_DIGESTS[self.name]]
+        return [builtin.DIGESTS[self.name]]
 
 
 SourceFile = LocalFile | BuiltinFile | HubFile

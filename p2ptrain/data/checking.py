@@ -6,21 +6,22 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from p2ptrain.base import files
 from p2ptrain.base.errors import CorpusError, ManifestError
 from p2ptrain.base.text import printable
 from p2ptrain.data.chat_template import CHATML
 from p2ptrain.data.file_store import FILES_FOLDER, stored
-from p2ptrain.data.sources import EMPTY, builtin_bytes
-from p2ptrain.data.split import split_stream
+from p2ptrain.data.packing import FLAG_BITS
+from p2ptrain.data.sources import EMPTY
 from p2ptrain.data.text_summary import read_summary
 from p2ptrain.data.tokenizer import Tokenizer, tokenizer_of
 from p2ptrain.data.unfinished import SHARDS_FOLDER
 from p2ptrain.manifest.fitting import repetition
 from p2ptrain.manifest.sources import ShardsCorpus
-from p2ptrain.tokens.index import ShardIndex, sequences_in
+from p2ptrain.tokens import builtin
+from p2ptrain.tokens.index import ShardIndex
+from p2ptrain.tokens.opened import open_corpus
 from p2ptrain.tokens.store import ShardStore
-from p2ptrain.tokens.writing import WIDE
+from p2ptrain.tokens.writing import bytes_of
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Manifest
@@ -44,13 +45,19 @@ def check_run(manifest: Manifest, run: Path) -> list[str]:
     if isinstance(corpus, ShardsCorpus):
         if corpus.template not in ("", CHATML):
             _stored(run, corpus.template, "chat template")
-        index = read_index(corpus, run)
-        _check_index(manifest, corpus, index, tokenizer)
-        _check_shards(index, run)
+        store = ShardStore(run / SHARDS_FOLDER)
+        index = open_corpus(manifest, store, _stored(run, corpus.root, "index of shards")).index
+        codes = tokenizer.vocabulary_size * (1 << FLAG_BITS if index.is_packed else 1)
+        if index.id_bytes < bytes_of(codes):
+            raise ManifestError(
+                "The shards were made with another tokenizer than the manifest names.",
+                f"Undo that edit, or {_MADE_AGAIN}.",
+            )
+        _check_shards(index, store)
         training = corpus.training_tokens
     else:
-        tokens = len(builtin_bytes(corpus.name))
-        training = split_stream(tokens, manifest.training.sequence_length, corpus.validation_fraction).train_tokens
+        text = builtin.text(corpus.name)
+        training = builtin.regions(text, manifest.training.sequence_length, corpus.validation_fraction).training.size
     repeated = repetition(manifest, training)
     summary = read_summary(run)
     return [*(summary.warnings if summary is not None else ()), *([] if repeated is None else [repeated])]
@@ -72,18 +79,6 @@ def check_vocabulary(manifest: Manifest, tokenizer: Tokenizer) -> None:
         )
 
 
-def read_index(corpus: ShardsCorpus, run: Path) -> ShardIndex:
-    """Return the index of a run's shards. Raises CorpusError if it is missing or damaged."""
-    path = _stored(run, corpus.root, "index of shards")
-    try:
-        return ShardIndex.from_bytes(path.read_bytes())
-    except (OSError, ValueError) as error:
-        why = files.cause(error)
-        raise CorpusError(
-            f"{path} is no index of shards: {why}.", f"Restore it from a copy, or {_MADE_AGAIN}."
-        ) from None
-
-
 def _file(manifest: Manifest, run: Path) -> Path | None:
     spec = manifest.tokenizer
     return _stored(run, spec.sha256, "tokenizer") if spec.kind == "file" else None
@@ -101,37 +96,9 @@ def _stored(run: Path, sha256: str, what: str) -> Path:
     return path
 
 
-def _check_index(manifest: Manifest, corpus: ShardsCorpus, index: ShardIndex, tokenizer: Tokenizer) -> None:
-    """Raise ManifestError or CorpusError unless the index fits the manifest."""
-    if (index.training_tokens, index.held_out_tokens) != (corpus.training_tokens, corpus.held_out_tokens):
-        raise ManifestError(
-            f"corpus.training_tokens and corpus.held_out_tokens are {corpus.training_tokens:,} and "
-            f"{corpus.held_out_tokens:,}, but the shards have {index.training_tokens:,} and {index.held_out_tokens:,}.",
-            "Write the numbers of the shards: they follow from the text.",
-        )
-    if index.is_packed != bool(corpus.template) or (index.id_bytes == 2 and tokenizer.vocabulary_size > WIDE):
-        raise ManifestError(
-            "The shards were made with another template or tokenizer than the manifest names.",
-            f"Undo that edit, or {_MADE_AGAIN}.",
-        )
-    length = manifest.training.sequence_length
-    if index.is_packed and index.row_tokens != length:
-        raise ManifestError(
-            f"training.sequence_length is {length:,}, but the rows of dialogues have {index.row_tokens:,} tokens.",
-            f"Write the latter, or make other rows: p2ptrain init NEW_RUN --sequence-length {length}",
-        )
-    for shards, what in ((index.training, "training"), (index.held_out, "held-out")):
-        if not any(sequences_in(each.tokens, length, index.is_packed) for each in shards):
-            raise CorpusError(
-                f"The text is too short: its {sum(each.tokens for each in shards):,} {what} tokens do not hold one "
-                f"sequence of {length:,} tokens.",
-                "Use more text, or a smaller training.sequence_length.",
-            )
-
-
-def _check_shards(index: ShardIndex, run: Path) -> None:
+def _check_shards(index: ShardIndex, store: ShardStore) -> None:
     """Raise CorpusError unless all shards are there and whole."""
-    store, wrong = ShardStore(run / SHARDS_FOLDER), []
+    wrong = []
     for digest in dict.fromkeys(index.digests):
         try:
             with store.path(digest).open("rb") as file:
@@ -144,5 +111,5 @@ def _check_shards(index: ShardIndex, run: Path) -> None:
         raise CorpusError(
             f"{len(wrong):,} of the run's {len(index.digests):,} shards are missing or were edited, the first one is "
             f"{printable(wrong[0])}.",
-            f"Restore {printable(run / SHARDS_FOLDER)} from a copy, or {_MADE_AGAIN}.",
+            f"Restore {printable(store.directory)} from a copy, or {_MADE_AGAIN}.",
         )

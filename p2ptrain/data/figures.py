@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from p2ptrain.data.rows import reasons
-from p2ptrain.data.sources import builtin_bytes
-from p2ptrain.data.split import HELD_OUT_TOKENS, split_stream, tokens_to_read
 from p2ptrain.data.text_summary import TextSummary
 from p2ptrain.manifest import parameter_count
 from p2ptrain.manifest.fitting import epochs, never_read, repetition
+from p2ptrain.tokens import builtin
+from p2ptrain.tokens.corpus import HELD_OUT_TOKENS
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Manifest
@@ -107,8 +107,8 @@ def text_figures(manifest: Manifest, summary: TextSummary | None) -> TextFigures
     """
     length, corpus = manifest.training.sequence_length, manifest.corpus
     if corpus.kind == "builtin":
-        split = split_stream(len(builtin_bytes(corpus.name)), length, corpus.validation_fraction)
-        training, held_out = split.train_tokens, split.held_out_tokens
+        parts = builtin.regions(builtin.text(corpus.name), length, corpus.validation_fraction)
+        training, held_out = parts.training.size, parts.held_out.size
     else:
         training, held_out = corpus.training_tokens, corpus.held_out_tokens
     tokens, parameters = training + held_out, parameter_count(manifest.model)
@@ -118,7 +118,7 @@ def text_figures(manifest: Manifest, summary: TextSummary | None) -> TextFigures
         tokens=tokens,
         training_tokens=training,
         held_out_tokens=held_out,
-        measured_tokens=tokens_to_read(held_out, length, HELD_OUT_TOKENS),
+        measured_tokens=max(1, min(HELD_OUT_TOKENS, held_out) // length) * length,
         sequence_length=length,
         run_tokens=manifest.run.tokens,
         epochs=epochs(manifest, training),

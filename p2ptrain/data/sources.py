@@ -1,14 +1,11 @@
-"""Files of text, and the text that ships with the package, as chunks of at most about a megabyte; digests of files."""
+"""Files of text, as chunks of at most about a megabyte, and their digests."""
 
 from __future__ import annotations
 
 import codecs
 import contextlib
 import hashlib
-import io
-import lzma
 from collections.abc import Iterable, Iterator
-from importlib import resources
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -21,9 +18,6 @@ from p2ptrain.data.unpacking import RowFile, UnreadableError
 PIECE_CHARACTERS = 1 << 18
 """Characters of a chunk: encoding takes 50 MB for them, and ten times as much where a tokenizer lengthens them as far
 as it may (measured)."""
-
-BUILTIN_DIGESTS = {"shakespeare": "2351fe17efb0c9982030b513ac35819deca6548a8a2ebb9d47c2aacb56f92e44"}
-"""SHA-256 of the unpacked text of every corpus in ``corpora/``."""
 
 INIT_WITH_FILES = "p2ptrain init NEW_RUN --corpus FILE --tokenizer FILE"
 """Command that begins a run for an author's own files; either option may be omitted."""
@@ -133,28 +127,6 @@ def check_digest(path: Path, expected: str, what: str) -> None:
             "Get the file that this run was started with, unchanged and uncompressed. To use this one, begin another "
             f"run: {INIT_WITH_FILES}",
         )
-
-
-def builtin_bytes(name: str) -> bytes:
-    """Return a text that ships with the package, UTF-8. Raises CorpusError."""
-    if name not in BUILTIN_DIGESTS:
-        raise CorpusError(
-            f"There is no built-in corpus {name!r}.",
-            f"Update p2ptrain if the run was made with a newer version; this one ships {', '.join(BUILTIN_DIGESTS)}.",
-        )
-    packed = resources.files("p2ptrain.data").joinpath("corpora", f"{name}.txt.xz").read_bytes()
-    try:
-        text = lzma.decompress(packed)
-    except lzma.LZMAError:
-        text = b""
-    if hashlib.sha256(text).hexdigest() != BUILTIN_DIGESTS[name]:
-        raise CorpusError(f"The built-in corpus {name} is damaged.", "Install p2ptrain again.")
-    return text
-
-
-def builtin_pieces(name: str) -> Iterator[TextChunk]:
-    """Yield a text that ships with the package. Raises CorpusError."""
-    return _text_pieces(io.TextIOWrapper(io.BytesIO(builtin_bytes(name)), encoding="utf-8", newline=""))
 
 
 def _text_file_pieces(path: Path) -> Iterator[TextChunk]:

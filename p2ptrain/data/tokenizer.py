@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -100,6 +101,10 @@ class Tokenizer(Protocol):
         """Character of a text that becomes U+FFFD; empty if there is none."""
 
     @property
+    def marks(self) -> Mapping[int, str]:
+        """Ids that ``decode`` leaves out or makes invisible, and how they are shown."""
+
+    @property
     def prefix(self) -> tuple[int, ...]:
         """Ids before each document, as a model that was published with this tokenizer expects them."""
 
@@ -146,6 +151,7 @@ class ByteTokenizer:
     prefix = ()
     separator_text = bos_text = ""
     replaced = "\0"
+    marks: Mapping[int, str] = MappingProxyType({0: "\N{SYMBOL FOR NULL}"})
     special_tokens = unused = ()
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -275,6 +281,11 @@ class JsonTokenizer:
         token = self.token(token_id)
         added = token_id in self._tokenizer.get_added_tokens_decoder()
         return bool(token) and (added or token in SEPARATORS or self.decode([token_id]) in ("", "\0"))
+
+    @property
+    def marks(self) -> Mapping[int, str]:
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {place: token.content for place, token in added.items() if token.special}
 
     @property
     def special_tokens(self) -> Sequence[str]:
