@@ -18,6 +18,14 @@ from p2ptrain.tokens.opened import user_store
 from p2ptrain.tokens.store import ShardStore
 from p2ptrain.tokens.writing import ShardWriter
 
+AWAY: dict[str, object] = {
+    "kind": "shards",
+    "root": "0" * 64,
+    "training_tokens": 90_000,
+    "held_out_tokens": 10_000,
+}
+"""Section of a corpus that is nowhere."""
+
 LINES = "".join(f"{number} times {number} is {number * number}.\n" for number in range(700)).encode()
 
 
