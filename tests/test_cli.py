@@ -60,6 +60,7 @@ def test_the_commands_are_frozen() -> None:
         "evaluate",
         "chat",
         "publish",
+        "publish-tokens",
         "doctor",
         "simulate",
         "testnet",
