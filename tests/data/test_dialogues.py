@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from p2ptrain.data.corpus import Corpus, open_corpus, read_summary
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from p2ptrain.base.errors import CorpusError
@@ -20,7 +21,6 @@ from p2ptrain.cli import cli
 from p2ptrain.data import dialogues
 from p2ptrain.data.chat_template import ChatTemplate, Dialogue
 from p2ptrain.data.chat_tokens import BATCH_CHARACTERS, ChatEncoder, answer_ends
-from p2ptrain.data.corpus import Corpus, open_corpus, read_summary
 from p2ptrain.data.dialogues import dialogue_of
 from p2ptrain.data.file_store import named_files
 from p2ptrain.data.packing import IGNORED, EncodedDialogue

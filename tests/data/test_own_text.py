@@ -18,12 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
+from p2ptrain.data.corpus import open_corpus
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from p2ptrain.base.errors import CorpusError, HomeError, UserError
 from p2ptrain.cli import cli
 from p2ptrain.data import own_text
-from p2ptrain.data.corpus import open_corpus
 from p2ptrain.data.file_store import FileStore, stored
 from p2ptrain.manifest import KEY_FILE, MANIFEST_FILE, Manifest, load_run, parse_toml
 from p2ptrain.manifest.sources import HubTokenizer
