@@ -117,11 +117,11 @@ def test_a_hub_that_stops_midway_is_continued(hub, tmp_path):
     assert hub.failures["data/1.parquet"] == []  # the library repeats a request after a reset and 429
     assert reached == ["127.0.0.1"]
     said, (first_again, last_again, _) = start()
-    assert last - 30_000 < first_again <= last, "it does not continue"
+    assert last - 30_000 < first_again < last + 6_000, "it does not continue"
     assert "data/2.jsonl cannot be read as jsonl: the hub sent" in said
     expected = "".join(f"{text}\0" for text in texts(0) + texts(ROWS) + texts(2 * ROWS)).encode()
     said, (first_at_last, _, _) = start()
-    assert last_again - 30_000 < first_at_last <= last_again, "it does not continue"
+    assert last_again - 30_000 < first_at_last < last_again + 6_000, "it does not continue"
     assert first < 6_000
     assert said == f"{3 * ROWS} {len(expected) - 3 * ROWS} 3 {len(expected)}"
     assert not [agent for agent in hub.agents if "torch" in agent]
