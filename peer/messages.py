@@ -268,8 +268,15 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
         + ("it is right now" if f["is_right"] else "it is wrong now, so this peer goes on by the time before. Set it")
     ),
     "network changed": lambda f: f"[peers] {_network_change(f)}; connecting again",
+    "no text": lambda f: (
+        f"[data] training waits for text, {f['shards']} shard{'s' if f['shards'] != 1 else ''}: {_why(f)}; asking again "
+        f"every {duration(f['seconds'])} or later"
+    ),
+    "text again": lambda f: "[data] the text that training waited for is here",
+    "text not stored": lambda f: f"[data] {f['why']} {f['remedy']} Trying again in {duration(f['seconds'])}",
+    "shard refused": lambda f: f"[data] refused a shard of {f['source']}: {_why(f)}",
     "got file": lambda f: f"[data] got the run's {f['what']} from {_peer(f)}: {size(f['size_bytes'])}",
-    "no file": lambda f: f"[data] no {f['what']} from {_peer(f)}: {_why(f)}",
+    "no file": lambda f: f"[data] no {f['what']} from {_peer(f) if f['peer'] else 'a mirror'}: {_why(f)}",
     "remembered": lambda f: f"[owner] options of earlier starts: {f['options']} (--forget drops them)",
     "text repeats": lambda f: f"[data] warning: {first_sentence(_why(f))}",
     "resumed": lambda f: f"[train] resumed at step {f['step']:,}, {f['progress']:,.0f} tokens of all peers",

@@ -47,7 +47,7 @@ ONCE_FOR_EACH_REASON = frozenset({"no manifest", "waiting", "no badge", "not adm
 """Kinds that are news once in ``REPEAT_S`` for each peer, address and reason."""
 ACTIVITIES = frozenset(
     {
-        *("waiting", "no badge", "catching up", "trained", "reading", "finishing", "stopping"),
+        *("waiting", "no text", "no badge", "catching up", "trained", "reading", "finishing", "stopping"),
         *("waiting for ranks", "waiting for the leader"),
     }
 )

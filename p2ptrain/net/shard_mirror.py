@@ -1,7 +1,7 @@
 """Mirrors of a run's shards: a folder, a web server, or a data set of the Hugging Face hub.
 
 All have the layout of a ``ShardStore``, ``<two digits>/<sha256>``, so that a web server can serve the author's
-``RUN/shards`` as it is. What a mirror sends is untrusted: it is bounded in size and time, and the caller compares the
+``RUN/shards`` as it is; a folder may also be a run's. What a mirror sends is untrusted: it is bounded in size and time, and the caller compares the
 digest.
 """
 
@@ -12,7 +12,7 @@ import contextlib
 import ipaddress
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin, urlsplit
@@ -58,19 +58,22 @@ class Mirror:
             if urlsplit(where).scheme not in schemes or not urlsplit(where).hostname:
                 raise _unknown(where)
 
-    async def fetch(self, digest: str) -> bytes | None:
+    async def fetch(self, digest: str, received: Callable[[int], None] = lambda size: None) -> bytes | None:
         """Return what the mirror has by that name, unchecked; None if it has nothing.
+
+        Args:
+            received: called with the bytes that have come.
 
         Raises NetworkError if it cannot be reached, RemoteError if it sends too much.
         """
         if self._hub is not None:
             url, headers = await asyncio.to_thread(_hub_address, self._hub["name"], self._hub["revision"], digest)
-            return await self._download(url, headers)
+            return await self._download(url, headers, received)
         if "://" in self.where:
-            return await self._download(f"{self.where.rstrip('/')}/{digest[:2]}/{digest}", {})
+            return await self._download(f"{self.where.rstrip('/')}/{digest[:2]}/{digest}", {}, received)
         return await asyncio.to_thread(_from_folder, Path(self.where), digest)
 
-    async def _download(self, url: str, headers: Mapping[str, str]) -> bytes | None:
+    async def _download(self, url: str, headers: Mapping[str, str], received: Callable[[int], None]) -> bytes | None:
         import aiohttp
 
         headers = {"Accept-Encoding": "identity", **headers}
@@ -83,7 +86,7 @@ class Mirror:
                         if answer.status == 404:
                             return None
                         if answer.status == 200:
-                            return await self._body(answer)
+                            return await self._body(answer, received)
                         if answer.status not in (301, 302, 303, 307, 308) or "Location" not in answer.headers:
                             raise NetworkError(f"{self.where} answers with status {answer.status}")
                         before, url = urlsplit(url), urljoin(url, answer.headers["Location"])
@@ -95,13 +98,14 @@ class Mirror:
             raise NetworkError(f"{self.where}: {one_line(str(error) or 'it sends nothing', 120)}") from error
         raise NetworkError(f"{self.where} redirects too often")
 
-    async def _body(self, answer: Any) -> bytes:
+    async def _body(self, answer: Any, received: Callable[[int], None]) -> bytes:
         found, line = bytearray(), self._rates.down
         async for piece in answer.content.iter_chunked(READ_BYTES):
             found += piece
             if len(found) > SHARD_BYTES:
                 raise RemoteError(f"{self.where} sends more than a shard has")
             await line.wait(line.book(len(piece)), len(piece))
+            received(len(found))
         return bytes(found)
 
 
@@ -113,10 +117,12 @@ def _hub_address(name: str, revision: str | None, digest: str) -> tuple[str, Map
 
 
 def _from_folder(folder: Path, digest: str) -> bytes | None:
-    path = ShardStore(folder.expanduser()).path(digest)
-    with contextlib.suppress(OSError):
-        if path.is_file() and path.stat().st_size <= SHARD_BYTES:
-            return path.read_bytes()
+    folder = folder.expanduser()
+    paths = ShardStore(folder).path(digest), ShardStore(folder / "shards").path(digest), folder / "files" / digest
+    for path in paths:
+        with contextlib.suppress(OSError):
+            if path.is_file() and path.stat().st_size <= SHARD_BYTES:
+                return path.read_bytes()
     return None
 
 

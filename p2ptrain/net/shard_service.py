@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -146,21 +146,20 @@ def bitmap(held: Collection[int]) -> bytes:
     return np.packbits(bits, bitorder="little").tobytes()
 
 
-def numbers_in(bits: bytes, shards: int) -> frozenset[int]:
-    """Return the numbers of a bitmap, those below ``shards``."""
-    found = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")[:shards]
-    return frozenset(np.flatnonzero(found).tolist())
+def among(bits: bytes, numbers: Iterable[int]) -> frozenset[int]:
+    """Return those of the numbers that a bitmap has."""
+    return frozenset(each for each in numbers if each // 8 < len(bits) and bits[each // 8] >> each % 8 & 1)
 
 
-async def ask_held(link: Link, index: ShardIndex) -> tuple[frozenset[int], frozenset[int]]:
-    """Return the numbers of the digests whose shards the other side has, and of those that it is fetching.
+async def ask_held(link: Link, root: str) -> tuple[bytes, bytes]:
+    """Return two bitmaps: of the shards that the other side has, and of those that it is fetching.
 
     Raises NetworkError and RemoteError.
     """
-    await send_message(link, ["held", bytes.fromhex(index.root)])
+    await send_message(link, ["held", bytes.fromhex(root)])
     match await receive_message(link, "shards", MAX_HELD_BYTES):
         case ["held", bytes(here), bytes(coming)]:
-            return numbers_in(here, len(index.digests)), numbers_in(coming, len(index.digests))
+            return here, coming
         case other:
             raise RemoteError(f"expected the shards that are there, got {str(other)[:120]}")
 

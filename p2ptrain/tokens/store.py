@@ -83,13 +83,22 @@ class ShardStore:
             return None
         return found
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all shards that are here, also of other runs."""
+        found = 0
+        for path in self._paths():
+            with contextlib.suppress(OSError):  # another peer has dropped it
+                found += path.stat().st_size
+        return found
+
     def use(self, digests: Iterable[str]) -> None:
         """Mark shards as used, so that no peer of this user drops them soon."""
         for digest in digests:
             with contextlib.suppress(OSError):  # it is not here, or the disk is read-only
                 os.utime(self.path(digest))
 
-    def drop(self, most_bytes: int, kept: Collection[str], now: float | None = None) -> int:
+    def drop(self, most_bytes: float, kept: Collection[str], now: float | None = None) -> int:
         """Delete the longest unused shards beyond a limit; return the bytes that remain.
 
         None of the ``kept`` ones, and none that was used ``RECENT_S`` ago: another peer may be reading it.
