@@ -18,7 +18,7 @@ from p2ptrain.base.errors import AdmissionError, HomeError, UserError
 from p2ptrain.base.imports import command_imports
 from p2ptrain.base.text import UserPath
 from p2ptrain.manifest import JoinLink
-from peer.options import MIN_TEXT_GB, AT, FILE, HOME, LINK, MODEL, TEAM, WEIGHTS, FiniteRange, Utf8, check_model
+from peer.options import AT, FILE, HOME, LINK, MIN_TEXT_GB, MODEL, TEAM, WEIGHTS, FiniteRange, Utf8, check_model
 
 if TYPE_CHECKING:
     from p2ptrain.admission import AccessList

@@ -269,8 +269,8 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     ),
     "network changed": lambda f: f"[peers] {_network_change(f)}; connecting again",
     "no text": lambda f: (
-        f"[data] training waits for text, {f['shards']} shard{'s' if f['shards'] != 1 else ''}: {_why(f)}; asking again "
-        f"every {duration(f['seconds'])} or later"
+        f"[data] training waits for text, {f['shards']} shard{'s' if f['shards'] != 1 else ''}: {_why(f)}; asking "
+        f"again every {duration(f['seconds'])} or later"
     ),
     "text again": lambda f: "[data] the text that training waited for is here",
     "text not stored": lambda f: f"[data] {f['why']} {f['remedy']} Trying again in {duration(f['seconds'])}",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from p2ptrain.base import files
 from p2ptrain.base.errors import HomeError
-from p2ptrain.data.packing import code_count
+from p2ptrain.data.packing import FLAG_BITS
 from p2ptrain.manifest import Manifest, parameter_count
 from p2ptrain.tokens.store import ShardStore
 from p2ptrain.tokens.writing import bytes_of
@@ -80,13 +80,13 @@ def home_bytes(home: Path, manifest: Manifest | None) -> int:
     return SPARE_BYTES + each * parameter_count(manifest.model)
 
 
-def token_bytes(store: ShardStore, manifest: Manifest, most_bytes: float) -> float:
+def token_bytes(store: ShardStore, manifest: Manifest, most_bytes: float) -> int:
     """Return the disk space in bytes that the run's text may still take; 0 for one that ships with the package."""
     corpus, ids = manifest.corpus, manifest.model.config.vocab_size
     if corpus.kind != "shards":
         return 0
-    whole = (corpus.training_tokens + corpus.held_out_tokens) * bytes_of(code_count(ids) if corpus.template else ids)
-    return min(whole, max(0.0, most_bytes - store.size_bytes))
+    whole = (corpus.training_tokens + corpus.held_out_tokens) * bytes_of(ids << FLAG_BITS if corpus.template else ids)
+    return int(min(whole, max(0.0, most_bytes - store.size_bytes)))
 
 
 def share_disk(place: Path, other: Path) -> bool:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from p2ptrain.manifest import Manifest
 
 MOST_STORED_BYTES = MOST_TOKENIZER_BYTES
-"""Largest file that is stored and sent to peers: a minute at 10 Mbit/s. Guess: upload rates and sizes of initial weights
-of real runs would settle it."""
+"""Largest file that is stored and sent to peers: a minute at 10 Mbit/s. Guess: upload rates of real runs, and sizes of
+initial weights, would settle it."""
 
 
 INDEX = "index"

@@ -1,8 +1,8 @@
 """Mirrors of a run's shards: a folder, a web server, or a data set of the Hugging Face hub.
 
 All have the layout of a ``ShardStore``, ``<two digits>/<sha256>``, so that a web server can serve the author's
-``RUN/shards`` as it is; a folder may also be a run's. What a mirror sends is untrusted: it is bounded in size and time, and the caller compares the
-digest.
+``RUN/shards`` as it is; a folder may also be a run's. What a mirror sends is untrusted: it is bounded in size and time,
+and the caller compares the digest.
 """
 
 from __future__ import annotations
