@@ -88,9 +88,8 @@ def dialogue_rows(
 ) -> np.ndarray:
     """Return the codes of packed rows of dialogues, [rows, T]; those without an answer in a row are left out."""
     tokenizer = tokenizer or ByteTokenizer()
-    with ChatTemplate.load(template) as loaded:
-        encoder = ChatEncoder(loaded, tokenizer)
-        found = [each for _, _, each in encoder.dialogues(Dialogue("", each) for each in dialogues)]
+    encoder = ChatEncoder(ChatTemplate.load(template), tokenizer)
+    found = [each for _, _, each in encoder.dialogues(Dialogue("", each) for each in dialogues)]
     cut = [EncodedDialogue(each.ids[:row_tokens], each.counts[:row_tokens]) for each in found]  # type: ignore[union-attr]
     answered = [each for each in cut if each.counts[1:].any()]
     return np.stack([*packed_rows(answered, row_tokens, tokenizer.separator or 0)])
