@@ -191,7 +191,7 @@ def test_a_template_that_is_named_comes_before_the_models(tmp_path: Path, monkey
     for number, template in enumerate((None, Path("chatml"), other)):
         (parent := tmp_path / f"{number}").mkdir()
         corpus = new_run(parent, folder, chats, template=template).manifest.corpus
-        assert corpus.kind == "file"
+        assert corpus.kind == "shards"
         found.append(corpus.template)
     digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (folder / "chat_template.jinja", other)]
     assert found == [digests[0], "chatml", digests[1]]
