@@ -188,5 +188,5 @@ def test_bad_input_leaves_nothing_of_a_stopped_init(tmp_path: Path, texts: list[
 
 def test_shards_that_were_there_before_stay(tmp_path: Path) -> None:
     (tmp_path / "run" / "shards" / "ab").mkdir(parents=True)
-    Unfinished(tmp_path / "run", 1).forget(with_shards=True)
+    Unfinished(tmp_path / "run", 1).forget(is_all=True)
     assert (tmp_path / "run" / "shards" / "ab").exists()
