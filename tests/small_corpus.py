@@ -9,12 +9,12 @@ import numpy as np
 
 from p2ptrain.data.chat_template import ChatTemplate, Dialogue
 from p2ptrain.data.chat_tokens import ChatEncoder
-from p2ptrain.data.packing import EncodedDialogue, packed_rows
 from p2ptrain.data.tokenizer import ByteTokenizer, Tokenizer
 from p2ptrain.tokens import builtin
 from p2ptrain.tokens.corpus import ShardCorpus
 from p2ptrain.tokens.index import ShardIndex
 from p2ptrain.tokens.opened import user_store
+from p2ptrain.tokens.packing import EncodedDialogue, packed_rows
 from p2ptrain.tokens.store import ShardStore
 from p2ptrain.tokens.writing import ShardWriter
 
