@@ -14,10 +14,10 @@ from p2ptrain.data.chat_tokens import ChatEncoder
 from p2ptrain.data.dialogues import DEFAULT_MESSAGES, BrokenRowError, file_dialogues, has_column, has_messages
 from p2ptrain.data.fidelity import FidelityCheck
 from p2ptrain.data.packed_stream import LENGTH_OPTION, UnansweredError, rows_of_dialogues, warnings
-from p2ptrain.data.packing import IGNORED, WINDOW_DIALOGUES, decoded_rows
 from p2ptrain.data.rows import TextCounts
 from p2ptrain.data.sources import unchanged
 from p2ptrain.data.tokenizer import Tokenizer
+from p2ptrain.tokens.packing import IGNORED, WINDOW_DIALOGUES, decoded_rows
 from p2ptrain.train.text_loss import AnswerRow
 from peer.trained.text_file import bytes_of
 

@@ -24,9 +24,9 @@ from p2ptrain.base.imports import large_imports
 with large_imports():
     import torch
 
+    from p2ptrain.base.files import cache_directory
     from p2ptrain.base.launcher import end_with_parent
     from p2ptrain.base.telemetry import MemoryLog
-    from p2ptrain.data.stream import cache_directory
     from p2ptrain.data.tokenizer import Tokenizer, tokenizer_of
     from p2ptrain.manifest import Manifest, SignedManifest
     from p2ptrain.tokens.corpus import HELD_OUT_TOKENS, ShardAwayError, ShardCorpus, TokenSource, tokens_to_read

@@ -20,9 +20,9 @@ from p2ptrain.data.author_text import LocalFile, Source
 from p2ptrain.data.chat_template import CHATML_SOURCE, ChatTemplate, Dialogue
 from p2ptrain.data.chat_tokens import BATCH_CHARACTERS, ChatEncoder, answer_ends
 from p2ptrain.data.dialogues import dialogue_of
-from p2ptrain.data.packing import COUNTS, IGNORED, EncodedDialogue, decoded_rows
 from p2ptrain.data.rows import Unusable
 from p2ptrain.data.tokenizer import ByteTokenizer, JsonTokenizer
+from p2ptrain.tokens.packing import COUNTS, IGNORED, EncodedDialogue, decoded_rows
 from tests.data.building import Built, build
 from tests.data.dialogues import made, write_jsonl
 from tests.data.made_tokenizer import with_bos

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from p2ptrain.data.packing import BEGINS, FLAG_BITS, IGNORED, EncodedDialogue, best_fit, decoded_rows, packed_rows
+from p2ptrain.tokens.packing import BEGINS, FLAG_BITS, IGNORED, EncodedDialogue, best_fit, decoded_rows, packed_rows
 
 
 def dialogue(ids: list[int], predicted: list[int]) -> EncodedDialogue:
