@@ -29,6 +29,7 @@ FIND_S = 2.0
 """Time from a peer's start to its first question."""
 MOST_ASKED, LOOK_S, CALM_S = 24, 4.0, 15.0
 """Peers that are asked what they have, and the pause between such questions, as in ``peer.token_supply``."""
+QUEUE_S = 10.0
 SEQUENCE_LENGTH, PER_STEP = 256, 64
 """Tokens of a sequence and sequences of an inner step, about those of llama-15m."""
 
@@ -147,10 +148,41 @@ class Server:
     paid: list[str] = field(default_factory=list)
     """Receivers of the shards that are being sent."""
     limiter: RateLimiter[str] = field(init=False)
+    waiting: list[tuple[str, Callable[[bool], None]]] = field(default_factory=list)
+    served: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         overall = shard_service.OF_A_BOOTSTRAP if self.is_bootstrap else shard_service.OVERALL
         self.limiter = RateLimiter(shard_service.EACH, overall)
+
+    def begin(self, who: str, world: World, answer: Callable[[bool], None]) -> None:
+        """Answer whether a shard may be sent now; a bootstrap that is full answers when one has ended, or in time."""
+        if self.admits(who, world.now):
+            self.paid.append(who)
+            answer(True)
+        elif not self.is_bootstrap or not QUEUE_S:
+            answer(False)
+        else:
+            entry = (who, answer)
+            self.waiting.append(entry)
+
+            def give_up() -> None:
+                if entry in self.waiting:
+                    self.waiting.remove(entry)
+                    answer(False)
+
+            world.after(QUEUE_S, give_up)
+
+    def end(self, who: str, world: World) -> None:
+        self.paid.remove(who)
+        self.served[who] = self.served.get(who, 0) + 1
+        while self.waiting:
+            entry = min(self.waiting, key=lambda each: self.served.get(each[0], 0))
+            if not self.admits(entry[0], world.now):
+                return
+            self.waiting.remove(entry)
+            self.paid.append(entry[0])
+            entry[1](True)
 
     def admits(self, who: str, now: float) -> bool:
         if len(self.paid) >= self.case.most_served or self.paid.count(who) >= shard_service.MOST_SERVED_TO_ONE:
@@ -300,10 +332,18 @@ class SimulatedPeer:
                 self.finish(fetch, None, FetchOutcome.FAILED)
             elif lie == "silent":
                 return  # until it is overdue
-            elif not server.admits(self.name, self.world.now):
+            else:
+                server.begin(self.name, self.world, answered)
+
+        def answered(may: bool) -> None:
+            server, lie, _ = self.swarm.server(fetch, even_gone=True)
+            assert server is not None
+            if fetch not in self.transfers:
+                if may:
+                    server.end(self.name, self.world)
+            elif not may:
                 self.finish(fetch, None, FetchOutcome.BUSY)
             else:
-                server.paid.append(self.name)
                 outcome = FetchOutcome.FALSE if lie else FetchOutcome.WHOLE
                 transfer = Transfer(server.line, self.line, lambda: self.finish(fetch, transfer, outcome))
                 self.transfers[fetch] = transfer
@@ -318,7 +358,7 @@ class SimulatedPeer:
                 self.world.end(transfer)
             server, _, _ = self.swarm.server(fetch, even_gone=True)
             if server is not None:
-                server.paid.remove(self.name)
+                server.end(self.name, self.world)
             self.plan.received(fetch, round(SHARD_BYTES - transfer.left_bytes))
         self.plan.ended(fetch, outcome, self.world.now)
         if outcome is FetchOutcome.WHOLE:
