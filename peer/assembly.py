@@ -41,6 +41,7 @@ from peer.model import stored_tokenizer
 from peer.owner.settings import CompileMode
 from peer.session_recorder import SessionRecorder
 from peer.start_options import StartOptions
+from peer.token_supply import TokenSupply
 from peer.training.devices import mesh_of, other_ranks, rank_threads
 from peer.training.lan_address import LanAddress
 from peer.training.plan import TrainerPlan
@@ -117,12 +118,14 @@ def build(
     log: EventLog,
     stack: AsyncExitStack,
     is_stopping: Callable[[], bool],
+    supply: TokenSupply | None = None,
 ) -> TrainingSession:
     """Build model, data, learner and protocol core, and resume from the newest whole checkpoint. Raises UserError.
 
     Args:
         devices: of the trainer's ranks on this computer; the ``stack`` ends them.
         is_stopping: whether the owner stops the peer.
+        supply: of the run's text; None: all of it is here.
     """
     manifest = signed.manifest
     if options.keep is not None:
@@ -133,6 +136,8 @@ def build(
     if (warning := repetition(manifest, corpus.train_tokens)) is not None:
         log.note("text repeats", why=warning)
     parts = _trained(options, devices, others, mesh, home, identity.peer_id, signed, log, stack, is_stopping)
+    if supply is not None and parts.remote is not None:
+        parts.remote.is_supplied, supply.on_supplied = supply.is_supplied, parts.learner.inbox.wake
     return _session(parts, corpus, options, home, identity, signed, log)
 
 

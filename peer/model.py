@@ -66,13 +66,14 @@ def run_text(home: Home, manifest: Manifest) -> ShardCorpus:
     """Open the text of a home's run. Raises CorpusError if its held-out part is not on this machine."""
     spec = manifest.corpus
     index = home.files.find(spec.root) if spec.kind == "shards" else None
-    corpus = open_corpus(manifest, user_store(), index)
-    if not all(map(corpus.store.has, corpus.needed_for_loss())):
-        raise CorpusError(
-            "The run's held-out text is not on this machine.",
-            "Evaluate where a peer of the run trains, or start its peer here for a minute: it fetches that text.",
-        )
-    return corpus
+    if spec.kind == "builtin" or index is not None:
+        corpus = open_corpus(manifest, user_store(), index)
+        if all(map(corpus.store.has, corpus.needed_for_loss())):
+            return corpus
+    raise CorpusError(
+        "The run's held-out text is not on this machine.",
+        "Do this where a peer of the run trains, or start the peer here for a minute: it fetches that text.",
+    )
 
 
 def run_template(home: Home, signed: SignedManifest, tokenizer: Tokenizer) -> ChatTemplate | None:

@@ -90,7 +90,7 @@ class ShardSources:
         chosen = [*stay, *self._rng.sample(others, min(len(others), MOST_ASKED))][:MOST_ASKED]
         if len(chosen) == MOST_ASKED and len(others) > MOST_ASKED // 4:  # see others, too, in a large swarm
             chosen[-MOST_ASKED // 4 :] = self._rng.sample(others, MOST_ASKED // 4)
-        self._peers = {peer: found.get(peer) or self._peers[peer] for peer in chosen}
+        self._peers = {peer: found.get(peer, self._peers.get(peer, ())) for peer in chosen}
         gate = asyncio.Semaphore(AT_ONCE)
 
         async def ask(peer: PeerId, addresses: Sequence[str]) -> None:

@@ -1,8 +1,8 @@
 """Mirrors of a run's shards: a folder, a web server, or a data set of the Hugging Face hub.
 
 All have the layout of a ``ShardStore``, ``<two digits>/<sha256>``, so that a web server can serve the author's
-``RUN/shards`` as it is. What a mirror sends is untrusted: it is bounded in size and time, and the caller compares the
-digest.
+``RUN/shards`` as it is; a folder may also be a run's. What a mirror sends is untrusted: it is bounded in size and time,
+and the caller compares the digest.
 """
 
 from __future__ import annotations
@@ -117,10 +117,12 @@ def _hub_address(name: str, revision: str | None, digest: str) -> tuple[str, Map
 
 
 def _from_folder(folder: Path, digest: str) -> bytes | None:
-    path = ShardStore(folder.expanduser()).path(digest)
-    with contextlib.suppress(OSError):
-        if path.is_file() and path.stat().st_size <= SHARD_BYTES:
-            return path.read_bytes()
+    folder = folder.expanduser()
+    paths = ShardStore(folder).path(digest), ShardStore(folder / "shards").path(digest), folder / "files" / digest
+    for path in paths:
+        with contextlib.suppress(OSError):
+            if path.is_file() and path.stat().st_size <= SHARD_BYTES:
+                return path.read_bytes()
     return None
 
 

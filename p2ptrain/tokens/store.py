@@ -83,6 +83,15 @@ class ShardStore:
             return None
         return found
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all shards that are here, also of other runs."""
+        found = 0
+        for path in self._paths():
+            with contextlib.suppress(OSError):  # another peer has dropped it
+                found += path.stat().st_size
+        return found
+
     def use(self, digests: Iterable[str]) -> None:
         """Mark shards as used, so that no peer of this user drops them soon."""
         for digest in digests:

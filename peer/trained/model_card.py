@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2ptrain.base.ids import key_of
-from p2ptrain.data.file_store import WEIGHTS_OPTION, NamedFile, named_files
+from p2ptrain.data.file_store import SETTINGS, WEIGHTS_OPTION, named_files
 from p2ptrain.manifest import SignedManifest, parameter_count
 from p2ptrain.manifest import Tokenizer as TokenizerSpec
 from p2ptrain.ports import HeldOutLoss
@@ -108,7 +108,7 @@ def initial_weights(signed: SignedManifest) -> Any:
 
 
 def _front_matter(facts: CardFacts) -> str:
-    manifest, begun = facts.signed.manifest, initial_weights(facts.signed)
+    begun = initial_weights(facts.signed)
     data: dict[str, Any] = {}
     if facts.licence is not None:
         data["license"] = facts.licence
@@ -117,8 +117,6 @@ def _front_matter(facts: CardFacts) -> str:
     data |= {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["p2ptrain"]}
     if begun is not None and begun.kind == "hub":
         data["base_model"] = begun.name
-    if manifest.corpus.kind == "hub":
-        data["datasets"] = [manifest.corpus.name]
     lines = [f"{name}: {json.dumps(value)}" for name, value in data.items()]  # JSON is YAML
     return "\n".join(["---", *lines, "---"])
 
@@ -143,7 +141,7 @@ def _exchanges(facts: CardFacts) -> bool:
 
 
 def _source(spec: Any) -> str:
-    """Name weights, a tokenizer or a corpus of the hub or of files."""
+    """Name weights or a tokenizer."""
     if spec.kind == "hub":
         return f"`{spec.name}` at revision `{spec.revision}`"
     digests = [spec.sha256] if isinstance(spec.sha256, str) else spec.sha256
@@ -172,21 +170,22 @@ def _run_rows(facts: CardFacts) -> Rows:
 
 def _again(facts: CardFacts) -> str:
     link = "" if facts.link is None else _link_sentence(facts.link)
-    named = named_files(facts.signed.manifest)
-    needed = [each for each in named if each.option]
-    options = "".join(f" {option} {'PATH' if option == WEIGHTS_OPTION else 'FILE'}" for option in _options(needed))
-    missing = "".join(f"\n- {each.what}: SHA-256 `{each.sha256}`, for `{each.option}`" for each in needed)
-    lacks = f"\n\nIt needs files that are not in this repository; the run's author may have them:\n{missing}"
+    manifest = facts.signed.manifest
+    needed = [each for each in named_files(manifest) if each.what != SETTINGS]
+    options = f" {WEIGHTS_OPTION} PATH" if any(each.option == WEIGHTS_OPTION for each in needed) else ""
+    lacks = ""
+    if needed:
+        listed = "".join(f"\n- {each.what}: SHA-256 `{each.sha256}`" for each in needed)
+        shards = " The shards of its text go to `RUN/shards`." if manifest.corpus.kind == "shards" else ""
+        lacks = (
+            "\n\nIt needs files that are not in this repository; the run's author may have them. Each goes to "
+            f"`RUN/files`, with its SHA-256 as its name, but weights.{shards}\n{listed}"
+        )
     return (
         f"{link}{_DESCRIBED} To train it again, begin it on a reachable computer, and "
         "join by the link that this prints:\n\n"
-        f"```sh\nmkdir RUN && cp manifest.signed RUN\np2ptrain bootstrap RUN{options}\n```{lacks if needed else ''}"
+        f"```sh\nmkdir RUN && cp manifest.signed RUN\np2ptrain bootstrap RUN{options}\n```{lacks}"
     )
-
-
-def _options(needed: Sequence[NamedFile]) -> list[str]:
-    """Return the options by which files are named, each once: a folder holds all shards of weights."""
-    return list(dict.fromkeys(each.option for each in needed))
 
 
 def _data_rows(facts: CardFacts) -> Rows:
@@ -311,7 +310,8 @@ def _use(facts: CardFacts) -> str:
         "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         f"tokenizer = AutoTokenizer.from_pretrained({name})\nmodel = AutoModelForCausalLM.from_pretrained({name})\n"
     )
-    if not template_name(facts.signed.manifest.corpus):
+    corpus = facts.signed.manifest.corpus
+    if corpus.kind == "builtin" or not corpus.template:
         return (
             f"```python\n{load}"
             'ids = tokenizer("Once", return_tensors="pt").input_ids\n'

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from small_corpus import AWAY
 from test_exporting import TOKENIZERS, Trained, in_process, trained
 from transformers import AutoTokenizer
 
@@ -21,7 +22,7 @@ from peer.exporting import export
 
 __all__ = ["in_process", "trained"]
 
-CORPUS = {"kind": "file", "sha256": "0" * 64, "format": "jsonl", "text_field": "messages", "template": "chatml"}
+CORPUS = {**AWAY, "template": "chatml"}
 MESSAGES = [{"role": "system", "content": "Brief!"}, {"role": "user", "content": "The cat's 12 hats?"}]
 
 
