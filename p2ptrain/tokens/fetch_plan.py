@@ -43,8 +43,11 @@ LOOK_S = 5.0
 """Longest pause while shards are missing; the sources' statements change meanwhile."""
 IDLE_S = 60.0
 """Pause while nothing is missing."""
-BUSY_S = (1.0, 8.0)
+BUSY_S = (1.0, 3.0)
 """First and longest pause after a source was busy."""
+BUSY_SOON_S = (10.0, 40.0)
+"""First and longest pause after a mirror or bootstrap was too busy for what training does not wait for yet: what
+another peer's training waits for gets there first."""
 FAILED_S = (5.0, 600.0)
 """First and longest pause after a peer failed."""
 TRUSTED_FAILED_S = 30.0
@@ -151,6 +154,8 @@ class _Record:
     failures: int = 0
     busy: int = 0
     asked_again_at: float = 0.0
+    asked_for_soon_at: float = 0.0
+    """When it is asked again for what training does not wait for."""
 
     @property
     def is_hopeful(self) -> bool:
@@ -164,6 +169,7 @@ _MOST_BUSY = 4
 @dataclass(slots=True)
 class _UnderWay:
     kind: SourceKind
+    is_urgent: bool
     began: float
     size_bytes: int = 0
 
@@ -231,7 +237,7 @@ class FetchPlan:
                 continue
             if isinstance(found, ShardSource):
                 fetch = ShardFetch(shard, found.name)
-                self._under_way[fetch] = _UnderWay(found.kind, now)
+                self._under_way[fetch] = _UnderWay(found.kind, is_urgent, now)
                 return fetch
             look_at = min(look_at, found)
         return max(look_at - now, 0.05)
@@ -271,8 +277,13 @@ class FetchPlan:
                     record.bytes_per_s = min(record.bytes_per_s, state.bytes_per_s(now))
             case FetchOutcome.BUSY:
                 record.busy += 1
-                pause_s = min(BUSY_S[0] * 2.0 ** min(record.busy - 1, 10), BUSY_S[1])
-                record.asked_again_at = now + pause_s * self._rng.uniform(0.5, 1.5)
+                is_patient = not (is_stranger or state.is_urgent)
+                first_s, longest_s = BUSY_SOON_S if is_patient else BUSY_S
+                again = now + min(first_s * 2.0 ** min(record.busy - 1, 10), longest_s) * self._rng.uniform(0.5, 1.5)
+                if is_patient:
+                    record.asked_for_soon_at = again
+                else:
+                    record.asked_again_at = again
             case FetchOutcome.FAILED:
                 record.failures += 1
                 longest_s = FAILED_S[1] if is_stranger else TRUSTED_FAILED_S
@@ -292,12 +303,13 @@ class FetchPlan:
         """Return whom to ask for a shard, or when to look again."""
         wish = self._wishes[shard]
         able = [each for each in sources if each.has(shard)]
-        free = [each for each in able if self._is_free(each, now)]
+        free = [each for each in able if self._is_free(each, now, is_urgent)]
         if peers := [each for each in free if each.kind is SourceKind.PEER and self._is_fit(each, wish)]:
             return self._fastest(peers)
         others = [each for each in free if each.kind is not SourceKind.PEER]
         if not others:
-            return min((self._record(each.name).asked_again_at for each in able), default=now + LOOK_S)
+            pauses = [at for each in able if (at := self._asked_again_at(each, is_urgent)) > now]
+            return min(pauses, default=now + LOOK_S)  # the end of a fetch frees its source earlier
         mirrors = [each for each in others if each.kind is SourceKind.MIRROR]
         if is_urgent:
             if mirrors:
@@ -331,12 +343,16 @@ class FetchPlan:
         other_s = SHARD_BYTES / self._record(best.name).bytes_per_s
         return best if left_s > SLOW * other_s + SLOW_S else now + 1.0
 
-    def _is_free(self, source: ShardSource, now: float) -> bool:
+    def _is_free(self, source: ShardSource, now: float, is_urgent: bool = True) -> bool:
         """Return whether a source can be asked now; of peers and bootstraps for one shard at a time."""
-        if self._record(source.name).asked_again_at > now:
+        if self._asked_again_at(source, is_urgent) > now:
             return False
         fetches = sum(fetch.source == source.name for fetch in self._under_way)
         return fetches < (MOST_FETCHES if source.kind is SourceKind.MIRROR else 1)
+
+    def _asked_again_at(self, source: ShardSource, is_urgent: bool) -> float:
+        record = self._record(source.name)
+        return record.asked_again_at if is_urgent else max(record.asked_again_at, record.asked_for_soon_at)
 
     def _is_fit(self, peer: ShardSource, wish: _Wish) -> bool:
         return wish.doubts < MOST_DOUBTS or self._record(peer.name).is_proven

@@ -274,6 +274,6 @@ def test_what_a_peer_needs_begins_with_its_step(shards: int, step: int, per_step
 
 def test_what_a_peer_needs_at_first_is_a_window_and_some_shards_more() -> None:
     walk = Walk(3, "amber", 100, 5, 5)
-    assert [len(part) for part in (needs(walk, 0, 1).now, needs(walk, 0, 1).soon)] == [1, 6]
+    assert [len(part) for part in (needs(walk, 0, 1).now, needs(walk, 0, 1).soon)] == [1, 3]
     later = needs(walk, 200, 1)
     assert [len(later.now), len(later.soon)] == [WINDOW, WINDOW]
