@@ -32,9 +32,8 @@ from bench.trainer import Windows, measure_preset
 from p2ptrain import codec
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.codec import Codec
-from p2ptrain.data.corpus import open_corpus
-from p2ptrain.data.stream import cache_directory
 from p2ptrain.manifest import Manifest
+from p2ptrain.tokens.opened import open_corpus, user_store
 from p2ptrain.train import accelerator
 from p2ptrain.train.accelerator import choose_device, half_type
 from p2ptrain.train.autofit import Placement, place
@@ -158,7 +157,7 @@ def _loss_after(described: Manifest, device: torch.device, autocast: torch.dtype
     task = language_model_task(described, device, Placement(autocast, described.training.sequences_per_step))
     for step in range(steps):
         task.inner_step(float(step * described.training.tokens_per_step))
-    return validation_loss(task.model.module, open_corpus(described, cache_directory()), HELD_OUT_TOKENS).value
+    return validation_loss(task.model.module, open_corpus(described, user_store(), None), HELD_OUT_TOKENS).value
 
 
 def gossip(device: torch.device) -> dict[str, Any]:

@@ -29,8 +29,6 @@ from torch import Tensor
 from bench.network_thread import NetworkThread
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import MemoryLog
-from p2ptrain.data.corpus import open_corpus
-from p2ptrain.data.stream import cache_directory
 from p2ptrain.host.learner import Learner
 from p2ptrain.host.rules import codecs_of, learner_rules, swarm_rules
 from p2ptrain.manifest import Manifest, SignedManifest, preset, with_changes
@@ -41,6 +39,7 @@ from p2ptrain.outer.fragments import slices
 from p2ptrain.ports import InnerTask
 from p2ptrain.swarm import Peer
 from p2ptrain.swarm.events import Applied, Event, ExchangeDue, OuterStepDone
+from p2ptrain.tokens.opened import open_corpus, user_store
 from p2ptrain.train.autofit import Placement, place
 from p2ptrain.train.batches import CorpusReader
 from p2ptrain.train.inner import LanguageModelTask
@@ -69,7 +68,7 @@ def language_model_task(
     model = flat_model(manifest.model, manifest.run.seed, device)
     return LanguageModelTask(
         model,
-        open_corpus(manifest, cache_directory()),
+        open_corpus(manifest, user_store(), None),
         manifest.training,
         manifest.run.tokens,
         CorpusReader(manifest.run.seed, _READER),

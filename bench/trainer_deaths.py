@@ -22,6 +22,7 @@ from p2ptrain.base.errors import TrainerAwayError
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.manifest import create_run, sign_run
 from p2ptrain.net.identity import Identity
+from p2ptrain.tokens.opened import user_store
 from peer.home import Home
 from peer.training.plan import TrainerPlan
 from peer.training.remote_task import RemoteTask
@@ -50,9 +51,8 @@ def seconds_lost(home: Home, ranks: int) -> float:
         threads=1,
         activation_bytes=10**9,
         most_sequences=16,
-        data=None,
-        tokenizer=None,
-        template=None,
+        store=str(user_store().directory),
+        index=None,
         weights=None,
         begins=True,
         tried_tokens=512,

@@ -11,6 +11,7 @@ Everything runs on one uvloop in the main thread. The home has::
     HOME/guests.json      register of used invites (bootstrap.admission_server)
     HOME/lock             held while the program runs
     RUN/files/            files that the run names by digest (p2ptrain.data.file_store)
+    RUN/shards/           its text (p2ptrain.tokens.store)
 
 If p2pd dies, it is restarted on the same ports, so that the join link stays valid. The first SIGINT, SIGTERM or SIGHUP
 ends the program cleanly, a second SIGINT or SIGTERM at once.
@@ -36,7 +37,7 @@ from bootstrap.admission_server import AdmissionServer
 from bootstrap.finished_peers import FinishedPeers
 from bootstrap.messages import Say
 from bootstrap.presence_watch import watch
-from bootstrap.run_files import files_to_serve
+from bootstrap.run_files import files_to_serve, shards_to_serve
 from bootstrap.swarm_view import SwarmView
 from p2ptrain.admission.author import LINK_FILE
 from p2ptrain.base import cgroups, descriptors, files
@@ -55,10 +56,13 @@ from p2ptrain.net.file_service import FILES_PROTOCOL, FileServer
 from p2ptrain.net.file_service import LIMITS as FILES_LIMITS
 from p2ptrain.net.gate import GatedTransport
 from p2ptrain.net.identity import Identity
+from p2ptrain.net.links import Limits
 from p2ptrain.net.manifest_service import serve_manifest
 from p2ptrain.net.node import Node
 from p2ptrain.net.relay.dial_back import serve_reach
 from p2ptrain.net.relay.relay import FOR_A_SERVER, NO_RELAY, Relay, RelayLimits
+from p2ptrain.net.shard_service import LIMITS as SHARDS_LIMITS
+from p2ptrain.net.shard_service import SHARDS_PROTOCOL
 from p2ptrain.net.start_options import NodeOptions, OptionsFile, merged
 from p2ptrain.net.supervisor import NodeSupervisor
 from p2ptrain.net.throttle import MBIT, Throttles
@@ -148,7 +152,7 @@ def run(given: BootstrapOptions, say: Say) -> None:
             say("bootstrap", f"options of earlier starts: {command_line(*words)} (--forget drops them)")
         identity = Identity.load_or_create(given.home / "identity.key")
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            lasting = replace(options, data=None, tokenizer=None, weights=None, template=None)  # RUN/files keeps them
+            lasting = replace(options, weights=None)  # RUN/files keeps them
             runner.run(EntryPoint(options, signed, identity, say, lambda: start.save(lasting)).run())
 
 
@@ -176,7 +180,9 @@ class EntryPoint:
         self._admission: AdmissionServer | None = None
         if signed.manifest.admission.policy != "open":
             self._admission = AdmissionServer(options.run, options.home, signed, identity, say)
-        self._files = FileServer(files_to_serve(options, signed, say), self._rates)
+        files = files_to_serve(options, signed, say)
+        self._files = FileServer(files, self._rates)
+        self._shards = shards_to_serve(options.run, signed, files, self._rates, say)
         self._listen = as_before(options, identity.peer_id)
         self._link: JoinLink | None = None
         self._supervisor = NodeSupervisor(
@@ -238,16 +244,19 @@ class EntryPoint:
         node.end_at(self._signed.manifest.run.tokens)
         services, rates = self._supervisor.services, self._rates
         services.append(await serve_manifest(node, self._signed.to_bytes(), rates))
-        services.append(await self._serve_files(node))
+        services.append(await self._serve(node, FILES_PROTOCOL, FILES_LIMITS, self._files.answer))
+        if self._shards is not None:
+            services.append(await self._serve(node, SHARDS_PROTOCOL, SHARDS_LIMITS, self._shards.answer))
         services.append(await serve_reach(node, rates))
         if self._admission is not None:
             services.append(await self._admission.serve(node, rates))
         services.append(await Relay.start(node, self._relay_limits, rates))
 
-    async def _serve_files(self, node: Node) -> P2PTransport:
-        """Serve the run's files; in a closed run only to peers that it admits."""
-        transport = P2PTransport(node, FILES_PROTOCOL, FILES_LIMITS, self._rates)
-        handler: Callable[[Link], Awaitable[None]] = self._files.answer
+    async def _serve(
+        self, node: Node, protocol: str, limits: Limits, handler: Callable[[Link], Awaitable[None]]
+    ) -> P2PTransport:
+        """Serve files or text of the run; in a closed run only to peers that it admits."""
+        transport = P2PTransport(node, protocol, limits, self._rates)
         if self._admission is not None:
             gated = GatedTransport(transport, self._admission.gate, self._identity.peer_id, MemoryLog(1))
             handler = gated.guarded(handler)

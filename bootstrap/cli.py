@@ -44,15 +44,12 @@ def _cap(context: click.Context, option: click.Parameter, value: float | None) -
 @click.option("--relay/--no-relay", default=None, help="Relay traffic of peers that nobody can dial.  [relay]")
 @click.option("--upload-mbit", type=float, callback=_cap, help="Upload cap, relayed bytes included. 0: no cap.")
 @click.option("--download-mbit", type=float, callback=_cap, help="Download cap, relayed bytes included. 0: no cap.")
-@click.option("--data", type=FILE, metavar="FILE", help="The corpus, if the run names it by digest; peers get it here.")
-@click.option("--tokenizer", type=FILE, metavar="FILE", help="The tokenizer.json, likewise.")
 @click.option(
     "--weights",
     type=InputFile(dir_okay=True),
     metavar="PATH",
     help="The model to begin from, file or folder, likewise.",
 )
-@click.option("--template", type=FILE, metavar="FILE", help="The chat template, likewise.")
 @click.option("--beside", metavar="LINK", help="Join link of another bootstrap of the same swarm.")
 @click.option("--page", metavar="[HOST:]PORT", help="Serve a web page about the swarm on this port.")
 @click.option("--page-token", envvar="P2PTRAIN_PAGE_TOKEN", help="Token that a page beyond this machine requires.")
@@ -74,10 +71,7 @@ def bootstrap(
     relay: bool | None,
     upload_mbit: float | None,
     download_mbit: float | None,
-    data: Path | None,
-    tokenizer: Path | None,
     weights: Path | None,
-    template: Path | None,
     beside: str | None,
     page: str | None,
     page_token: str | None,
@@ -106,10 +100,7 @@ def bootstrap(
         announce=announce or None,
         local=local,
         relay=relay,
-        data=data,
-        tokenizer=tokenizer,
         weights=weights,
-        template=template,
         beside=beside,
         page=page,
         page_token=page_token,

@@ -1,22 +1,28 @@
-"""Files that the run names by digest and that the bootstrap serves to peers."""
+"""Files that the run names by digest, and shards of its text, which the bootstrap serves to peers."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from p2ptrain.base.text import first_sentence, printable
-from p2ptrain.data.early import check_text
+from p2ptrain.base.errors import CorpusError
 from p2ptrain.data.file_store import (
     FILES_FOLDER,
+    INDEX,
     MOST_STORED_BYTES,
+    SETTINGS,
     WEIGHTS_OPTION,
     FileStore,
     named_files,
     named_weights,
 )
+from p2ptrain.data.unfinished import SHARDS_FOLDER
 from p2ptrain.data.weight_files import adopt, check_option, find_named
 from p2ptrain.manifest import SignedManifest, advice
+from p2ptrain.net.shard_service import OF_A_BOOTSTRAP, QUEUE_S, ShardServer
+from p2ptrain.net.throttle import Throttles
+from p2ptrain.tokens.index import ShardIndex
+from p2ptrain.tokens.store import ShardStore
 
 if TYPE_CHECKING:
     from bootstrap.app import BootstrapOptions, Say
@@ -25,32 +31,51 @@ MOST_STORED = f"{MOST_STORED_BYTES >> 20} MiB"
 
 
 def files_to_serve(options: BootstrapOptions, signed: SignedManifest, say: Say) -> dict[str, Path]:
-    """Check and store the files that the owner gave, and return those to serve, by SHA-256.
+    """Return the files to serve, by SHA-256, after storing the weights that the owner gave.
 
     Raises CorpusError, WeightsError, ManifestError and HomeError.
     """
     store, found = FileStore(options.run / FILES_FOLDER), {}
-    given = {"corpus": options.data, "tokenizer": options.tokenizer, "template": options.template}
-    named = [file for file in named_files(signed.manifest) if file.option != WEIGHTS_OPTION]
-    here = given | {file.what: given.get(file.what) or store.find(file.sha256) for file in named}
     for warning in advice(signed.manifest):
         say("bootstrap", f"warning: {warning}")
-    for warning in check_text(signed.manifest, here["corpus"], here["tokenizer"], here["template"]):
-        say("bootstrap", printable(f"warning: {first_sentence(warning)}"))
-    for file in named:
-        path = given.get(file.what)
-        is_large = path is not None and store.adopt(file, path) is None
+    for file in named_files(signed.manifest):
+        if file.option == WEIGHTS_OPTION:
+            continue
         stored = store.find(file.sha256)
         if stored is not None:
             found[file.sha256] = stored
-            say("bootstrap", f"peers that lack the run's {file.what} get it here")
-        elif is_large:
-            say("bootstrap", f"the {file.what} is larger than {MOST_STORED}: each peer needs {file.option} FILE")
-        elif not file.option:
+        elif file.what == SETTINGS:
             say("bootstrap", "the continued model's settings are not here: exports will lack its chat template")
         else:
-            say("bootstrap", f"the run's {file.what} is not here; start with {file.option} FILE once, and peers get it")
+            say("bootstrap", f"the run's {file.what} is not here: copy {FILES_FOLDER} from the author's run folder")
     return found | _weights(options, signed, store, say)
+
+
+def shards_to_serve(
+    run: Path, signed: SignedManifest, files: dict[str, Path], rates: Throttles, say: Say
+) -> ShardServer | None:
+    """Return the server of the run's text; None if it ships with the package, or its index is not here.
+
+    Raises CorpusError if the index is none.
+    """
+    corpus = signed.manifest.corpus
+    if corpus.kind != "shards" or corpus.root not in files:
+        return None
+    try:
+        index = ShardIndex.from_bytes(files[corpus.root].read_bytes())
+    except (OSError, ValueError) as error:
+        raise CorpusError(
+            f"{files[corpus.root]} is no {INDEX} of a text: {error}.", "Write the run again with p2ptrain init."
+        ) from error
+    store = ShardStore(run / SHARDS_FOLDER)
+    held = len(store.held(index))
+    if held < len(index.digests):
+        say(
+            "bootstrap",
+            f"{held:,} of the text's {len(index.digests):,} shards are in {store.directory}, and peers get the others"
+            " from each other or a mirror, if these have them",
+        )
+    return ShardServer(index, store, rates, overall=OF_A_BOOTSTRAP, queue_s=QUEUE_S)
 
 
 def _weights(options: BootstrapOptions, signed: SignedManifest, store: FileStore, say: Say) -> dict[str, Path]:

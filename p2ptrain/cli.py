@@ -56,7 +56,7 @@ class LazyCommand:
 
 
 LAZY_COMMANDS = {
-    "tokens": LazyCommand("p2ptrain.data.command", "tokens", "Count the tokens of a run's text."),
+    "tokens": LazyCommand("p2ptrain.data.command", "tokens", "Count the tokens of a run's text, or show some."),
     "bootstrap": LazyCommand("bootstrap.cli", "bootstrap", "Run a swarm's entry point and print its join link."),
     "peer": LazyCommand("peer.cli", "peer", "Join a run by its link and train."),
     "rank": LazyCommand(
@@ -81,6 +81,7 @@ LAZY_COMMANDS = {
     "publish": LazyCommand(
         "peer.trained.publish_command", "publish", "Publish a peer's model on the Hugging Face hub."
     ),
+    "publish-tokens": LazyCommand("peer.trained.publish_tokens", "publish_tokens", "Make a mirror of a run's text."),
     "doctor": LazyCommand("peer.doctor", "doctor", "Diagnose this machine and its network."),
     "simulate": LazyCommand("sim.command", "simulate", "Simulate a swarm from a scenario file; in a clone.", True),
     "testnet": LazyCommand(
@@ -142,11 +143,14 @@ def cli() -> None:
     "--preset", help="Template: demo, llama-15m or llama-135m.  [demo; with --corpus: the size that fits the text]"
 )
 @click.option(
-    "--corpus", type=FILE, metavar="FILE|hf:OWNER/NAME", help="Your text: plain, jsonl or parquet, or a data set."
+    "--corpus",
+    "corpora",
+    multiple=True,
+    metavar="PATH|hf:OWNER/NAME",
+    help="Your text: a file or folder of text, jsonl or parquet, or a data set, as hf:OWNER/NAME[:CONFIG]; repeatable.",
 )
 @click.option(
     "--tokenizer",
-    type=FILE,
     metavar="PATH|hf:OWNER/NAME",
     help="Your tokenizer.json, or a model's; without it tokens are bytes.",
 )
@@ -162,37 +166,51 @@ def cli() -> None:
     metavar="FILE|chatml",
     help="Chat template of dialogues, in Jinja.  [the model's, else chatml]",
 )
+@click.option(
+    "--sequence-length",
+    type=click.IntRange(8, 1 << 20),
+    help="Tokens of a sequence.  [the preset's; of dialogues what most need]",
+)
+@click.option(
+    "--held-out",
+    type=click.FloatRange(0, 0.5, min_open=True),
+    default=0.05,
+    show_default=True,
+    help="Share of the text that is held out, at most 4 MiB of tokens.",
+)
+@click.option("--all", "is_all", is_flag=True, help="Take all of the text, also what the run's budget does not need.")
 @click.option("--name", help="Name of the run for people.  [RUN's, if it has only letters, digits and . _ -]")
 def init(
     run: Path,
     preset: str | None,
-    corpus: Path | None,
-    tokenizer: Path | None,
+    corpora: tuple[str, ...],
+    tokenizer: str | None,
     model: str | None,
     text_field: str,
     template: Path | None,
+    sequence_length: int | None,
+    held_out: float,
+    is_all: bool,
     name: str | None,
 ) -> None:
     """Write a commented manifest and the run's signing key into the directory RUN.
 
-    With --corpus, count the text's tokens, choose a model size for them, and store the files in RUN. With --model, take
-    sizes, tokenizer and initial weights from a folder of safetensors files or from the Hugging Face hub.
+    With --corpus, tokenize the text once, choose a model size for it, and store tokens and tokenizer in RUN; a stopped
+    init goes on where it was. With --model, take sizes, tokenizer and initial weights from a folder of safetensors
+    files or from the Hugging Face hub.
     """
-    from p2ptrain.manifest import KEY_FILE, MANIFEST_FILE, check_free, create_run, name_change, parameter_count
+    from p2ptrain.data.command import create_with_text
+    from p2ptrain.manifest import KEY_FILE, MANIFEST_FILE, check_free
 
     check_free(run)
-    if corpus is None and text_field:
+    if not corpora and text_field:
         raise UserError(f"--text-field {text_field} names a column of no file.", "Name the file, too, with --corpus.")
-    if corpus is None and template is not None:
+    if not corpora and template is not None:
         raise UserError(f"--template {template} is for dialogues of no file.", "Name the file, too, with --corpus.")
-    if corpus is None and tokenizer is None and model is None:
-        manifest = create_run(run, preset or "demo", name_change(run, name))
-        size = f"preset {preset or 'demo'}, {parameter_count(manifest.model):,} parameters"
-    else:
-        from p2ptrain.data.command import create_with_files
-
-        found = None if model is None else given_model(model)
-        size = create_with_files(run, corpus, tokenizer, preset, text_field, name, found, template)
+    found = None if model is None else given_model(model)
+    size = create_with_text(
+        run, corpora, tokenizer, preset, text_field, name, found, template, sequence_length, held_out, is_all
+    )
     click.echo(f"{run / MANIFEST_FILE}: {size}; edit it freely.")
     click.echo(f"{run / KEY_FILE}: the signing key of this run; keep it secret and keep a copy.")
     click.echo(f"Next: {command_line('p2ptrain', 'sign', run)}")
@@ -225,15 +243,14 @@ def check_kept_weights(run: Path, manifest: Manifest) -> None:
 @click.argument("run", type=click.Path(file_okay=False, path_type=UserPath))
 def sign(run: Path) -> None:
     """Sign the manifest in the directory RUN. Its digest becomes the id of the run."""
-    from p2ptrain.data.early import check_text
-    from p2ptrain.data.file_store import named_files, stored
+    with command_imports():
+        from p2ptrain.data.checking import check_run
     from p2ptrain.manifest import advice, read_run, sign_run
 
     manifest = read_run(run)
     for warning in advice(manifest):
         click.echo(printable(f"warning: {warning}."), err=True)
-    kept = {file.what: stored(run, file.sha256) for file in named_files(manifest)}
-    warnings = check_text(manifest, kept.get("corpus"), kept.get("tokenizer"), kept.get("template"))
+    warnings = check_run(manifest, run)
     for warning in warnings:
         click.echo(printable(f"warning: {first_sentence(warning)}."), err=True)
     if warnings:

@@ -24,8 +24,6 @@ from p2ptrain.base.daemon_thread import DaemonThread
 from p2ptrain.base.logging_setup import logging_installed
 from p2ptrain.base.telemetry import EventLog, lossy_output
 from p2ptrain.base.text import command_line
-from p2ptrain.data.corpus import check_named
-from p2ptrain.data.stream import cache_directory
 from p2ptrain.data.weight_files import check_option
 from p2ptrain.host.loop import Signals, train
 from p2ptrain.manifest import SignedManifest
@@ -33,6 +31,7 @@ from p2ptrain.net.identity import Identity
 from p2ptrain.net.start_options import merged
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.recipes import RECIPES
+from p2ptrain.tokens.opened import user_store
 from peer.admission_client import AdmissionClient
 from peer.assembly import PeerOptions, TrainingSession, build, fitting_mesh
 from peer.home import Home, home_for
@@ -43,16 +42,17 @@ from peer.owner.control import OwnerControl, TrainingHandle
 from peer.owner.sensors import Sensors
 from peer.owner.settings import Settings, SettingsFile, compile_mode
 from peer.participation import TrainerControl
-from peer.run_files import with_files
+from peer.run_files import RunFiles
 from peer.saving import SAVE_PERIOD_S
 from peer.screen import Screen
 from peer.session_recorder import SessionRecorder
 from peer.sharing import Sharing
-from peer.space import check_space
+from peer.space import check_space, text_bytes
 from peer.start_options import StartFile, StartOptions
 from peer.state import StatusView
 from peer.stopping import Stopping
 from peer.swarm_life import CODEC_THREADS, Life, WrapEnvironment, life_alone, life_in_swarm
+from peer.token_supply import TokenSupply
 from peer.trackers import Tracker, folder_of, open_tensorboard, peer_name
 from peer.training.devices import choose_devices, other_ranks
 from peer.training.lan_address import check_to_lead
@@ -104,13 +104,19 @@ async def run_peer(given: PeerOptions, wrap: WrapEnvironment) -> None:
                     if network is not None:  # checked before anything costly
                         admission = AdmissionClient(network.connection, home, signed, identity.peer_id, log)
                         await admission.enter(options.link)
+                    supply: TokenSupply | None = None
                     if options.keep is None:
-                        options = await thread.run(
-                            with_files, options, given, home, signed, network, admission, thread, log
-                        )
+                        files = RunFiles(options, home, signed, network, admission, log, rates)
+                        await files.index()
+                        if (supply := await files.supply(identity.peer_id)) is not None:
+                            stopping.watch(supply.run())
+                        await files.others()
+                        await thread.run(files.weights, thread, given.weights is not None)
                         start.save(remembered, settings)  # not what was refused
+                        if supply is not None:
+                            await supply.until_held_out()
                     session = await thread.run(
-                        build, options, devices, home, identity, signed, log, stack, signals.stop.is_set
+                        build, options, devices, home, identity, signed, log, stack, signals.stop.is_set, supply
                     )
                     if options.keep is not None:  # ``build`` may refuse it
                         start.save(remembered, settings)
@@ -216,9 +222,8 @@ def _check(
     if options.keep is not None:
         check_run(signed)
         return
-    for warning in check_space(home.path, signed.manifest, cache_directory()):
+    for warning in check_space(home.path, signed.manifest, user_store(), text_bytes(options.text_gb)):
         log.note("little space", why=warning)
-    check_named(signed.manifest, given.data, given.tokenizer, False, given.template)
     check_option(signed.manifest, given.weights)
     fitting_mesh(options, devices, signed.manifest)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -18,8 +17,6 @@ from p2ptrain.base.errors import HomeError, ManifestError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import EventLog
 from p2ptrain.checkpoint import Checkpoints, Found
-from p2ptrain.data.corpus import Corpus, open_corpus
-from p2ptrain.data.stream import cache_directory
 from p2ptrain.host.keeper import Keeper
 from p2ptrain.host.learner import Learner
 from p2ptrain.host.rules import Sizes, codecs_of, fragments_of, learner_rules, matrices_of, swarm_rules
@@ -27,9 +24,11 @@ from p2ptrain.host.tasks import PeerTask, TaskFigures
 from p2ptrain.manifest import JoinLink, Manifest, SignedManifest, parameter_count
 from p2ptrain.manifest.fitting import repetition
 from p2ptrain.net.identity import Identity
-from p2ptrain.ports import Clock, HeldOutLoss, Notebook
+from p2ptrain.ports import HeldOutLoss
 from p2ptrain.swarm import Counters, Peer, SwarmRules
 from p2ptrain.swarm.rules import SEARCH_PATIENCE_S
+from p2ptrain.tokens.corpus import ShardCorpus
+from p2ptrain.tokens.opened import open_corpus, user_store
 from p2ptrain.train.accelerator import CPU
 from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES
 from p2ptrain.train.ranks import Mesh
@@ -41,6 +40,7 @@ from peer.keeper import KeeperTask, check_checkpoint, keeper_of
 from peer.owner.settings import CompileMode
 from peer.session_recorder import SessionRecorder
 from peer.start_options import StartOptions
+from peer.token_supply import TokenSupply
 from peer.training.devices import mesh_of, other_ranks, rank_threads
 from peer.training.lan_address import LanAddress
 from peer.training.plan import TrainerPlan
@@ -50,9 +50,6 @@ TRIED_TOKENS, TRIED_PATIENCE_S = 16_384, 5.0
 """Held-out text, and seconds to read it, for the test of a donor's weights before they replace ours. The standard error
 is some hundredths of a nat; refused weights are worse than random prediction. It takes 0.3 s for the demo model. Guess:
 the share of donors' weights that this refuses."""
-TOKENIZING_PERIOD_S = 10.0
-"""Seconds between two notes on the progress of tokenizing, which takes up to an hour. Guess: how long owners watch
-a silent terminal."""
 SAMPLE_TOKENS = 120
 """Length of the sample text on the page: two lines of bytes, a third of a second of the demo model. Guess: how much
 text visitors read."""
@@ -120,31 +117,26 @@ def build(
     log: EventLog,
     stack: AsyncExitStack,
     is_stopping: Callable[[], bool],
+    supply: TokenSupply | None = None,
 ) -> TrainingSession:
     """Build model, data, learner and protocol core, and resume from the newest whole checkpoint. Raises UserError.
 
     Args:
         devices: of the trainer's ranks on this computer; the ``stack`` ends them.
         is_stopping: whether the owner stops the peer.
+        supply: of the run's text; None: all of it is here.
     """
     manifest = signed.manifest
     if options.keep is not None:
         return _session(_kept(options, options.keep, home, signed), None, options, home, identity, signed, log)
     mesh, others = fitting_mesh(options, devices, manifest), other_ranks(options.team, options.at, devices)
     await_hub(manifest, home, log)
-    corpus = open_corpus(
-        manifest,
-        cache_directory(),
-        options.data,
-        options.tokenizer,
-        noting_progress(log),
-        lambda counts, tokens: log.note("text read", tokens=tokens, **asdict(counts)),
-        warn=lambda sentence: log.note("text differs", why=sentence),
-        template_file=options.template,
-    )
-    if (warning := repetition(manifest, corpus.split.train_tokens)) is not None:
+    corpus = open_corpus(manifest, user_store(), _index(home, manifest))
+    if (warning := repetition(manifest, corpus.train_tokens)) is not None:
         log.note("text repeats", why=warning)
     parts = _trained(options, devices, others, mesh, home, identity.peer_id, signed, log, stack, is_stopping)
+    if supply is not None and parts.remote is not None:
+        parts.remote.is_supplied, supply.on_supplied = supply.is_supplied, parts.learner.inbox.wake
     return _session(parts, corpus, options, home, identity, signed, log)
 
 
@@ -162,7 +154,7 @@ def fitting_mesh(options: PeerOptions, devices: Sequence[torch.device], manifest
 
 def _session(
     parts: _Trained,
-    corpus: Corpus | None,
+    corpus: ShardCorpus | None,
     options: PeerOptions,
     home: Home,
     identity: Identity,
@@ -227,9 +219,6 @@ def _trained(
     else:
         cpu_bytes = CPU_ACTIVATION_BYTES // max(1, sum(each.type == "cpu" for each in devices))
 
-    def named(path: Path | None) -> str | None:
-        return None if path is None else str(path.absolute())
-
     is_auto = (options.device or "auto") == "auto"  # the trainer takes the first card that computes
     own = ("auto",) if is_auto and devices != [CPU] else tuple(map(str, devices))
     plan = TrainerPlan(
@@ -242,10 +231,9 @@ def _trained(
         threads=rank_threads(devices),
         activation_bytes=cpu_bytes,
         most_sequences=manifest.training.sequences_per_step,
-        data=named(options.data),
-        tokenizer=named(options.tokenizer),
-        template=named(options.template),
-        weights=named(options.weights),
+        store=str(user_store().directory.absolute()),
+        index=_named(_index(home, manifest)),
+        weights=_named(options.weights),
         begins=found.checkpoint is None,
         tried_tokens=TRIED_TOKENS,
         tried_s=TRIED_PATIENCE_S,
@@ -274,17 +262,12 @@ def _trained(
     return _Trained(learner, task, checkpoints, found)
 
 
-def noting_progress(notebook: Notebook, clock: Clock = time.monotonic) -> Callable[[int, int | None], None]:
-    """Return a progress callback that notes the length of the token stream every ``TOKENIZING_PERIOD_S``."""
-    due = clock() + TOKENIZING_PERIOD_S
+def _index(home: Home, manifest: Manifest) -> Path | None:
+    return home.files.find(manifest.corpus.root) if manifest.corpus.kind == "shards" else None
 
-    def tell(tokens: int, most: int | None) -> None:
-        nonlocal due
-        if (now := clock()) >= due:
-            due = now + TOKENIZING_PERIOD_S
-            notebook.note("tokenizing", tokens=tokens, most=most)
 
-    return tell
+def _named(path: Path | None) -> str | None:
+    return None if path is None else str(path.absolute())
 
 
 def _sampler(task: PeerTask) -> Callable[[], str]:

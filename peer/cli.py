@@ -18,7 +18,7 @@ from p2ptrain.base.errors import AdmissionError, HomeError, UserError
 from p2ptrain.base.imports import command_imports
 from p2ptrain.base.text import UserPath
 from p2ptrain.manifest import JoinLink
-from peer.options import AT, FILE, HOME, LINK, MODEL, TEAM, WEIGHTS, FiniteRange, Utf8, check_model
+from peer.options import AT, FILE, HOME, LINK, MIN_TEXT_GB, MODEL, TEAM, WEIGHTS, FiniteRange, Utf8, check_model
 
 if TYPE_CHECKING:
     from p2ptrain.admission import AccessList
@@ -44,10 +44,11 @@ TOKENIZER = click.option(
 @click.option(
     "--keep", help="Do not train: hold these fragments of the model for others, as 0-3, or all.", metavar="FRAGMENTS"
 )
-@click.option("--data", type=FILE, help="The corpus, if the run names it by digest.", metavar="FILE")
-@TOKENIZER
 @WEIGHTS
-@click.option("--template", type=FILE, help="The chat template, likewise.", metavar="FILE")
+@click.option("--mirror", help="Where you have the run's text: a folder, https://… or hf:OWNER/NAME.", metavar="WHERE")
+@click.option(
+    "--text-gb", type=FiniteRange(MIN_TEXT_GB, 1e6), help="Disk cap of the text of all your runs. [8]", metavar="GB"
+)
 @click.option("--listen", multiple=True, help="Listen on this address instead of any free port.", metavar="MULTIADDR")
 @click.option(
     "--announce", multiple=True, help="Announce this address to others, for a forwarded port.", metavar="MULTIADDR"
@@ -73,10 +74,9 @@ def peer(
     team: int | None,
     at: str | None,
     keep: str | None,
-    data: Path | None,
-    tokenizer: Path | None,
     weights: Path | None,
-    template: Path | None,
+    mirror: str | None,
+    text_gb: float | None,
     listen: tuple[str, ...],
     announce: tuple[str, ...],
     nickname: str | None,
@@ -108,6 +108,7 @@ def peer(
     address.check(listen, announce, ())  # before the import of large libraries
     home_for(link_given, home)
     with command_imports():
+        from p2ptrain.net.shard_mirror import Mirror
         from p2ptrain.wire import MAX_NICKNAME_CHARS, is_nickname
         from peer.app import run
         from peer.assembly import PeerOptions
@@ -122,6 +123,8 @@ def peer(
         parsed(keep)  # raises UserError
     if (folder := folder_of(track)) is not None:
         track = f"{PREFIX}{folder}"  # the same directory at a start elsewhere
+    if mirror is not None and "://" not in mirror and not mirror.startswith("hf:"):
+        mirror = str(UserPath(mirror).absolute())  # the same one at a start elsewhere
     options = PeerOptions(
         link_given,
         home,
@@ -131,10 +134,9 @@ def peer(
         stages=stages,
         team=team,
         at=at,
-        data=data,
-        tokenizer=tokenizer,
         weights=weights,
-        template=template,
+        mirror=mirror,
+        text_gb=text_gb,
         listen=listen or None,
         announce=announce or None,
         nickname=nickname,
@@ -148,6 +150,8 @@ def peer(
         keep=keep,
     )
     options.page_address  # noqa: B018 -- raises UserError before anything is written
+    if mirror is not None:
+        Mirror(mirror, is_own=True)  # likewise
     run(options)
 
 

@@ -27,13 +27,11 @@ from p2ptrain import checkpoint
 from p2ptrain.base import files
 from p2ptrain.base.errors import UserError
 from p2ptrain.base.launcher import launched
-from p2ptrain.data.corpus import Corpus, has_stream, open_corpus
 from p2ptrain.data.published_settings import CONFIG, GENERATION, TOKENIZER_CONFIG
-from p2ptrain.data.split import HELD_OUT_TOKENS
-from p2ptrain.data.stream import cache_directory
 from p2ptrain.data.tokenizer import SEPARATORS, Tokenizer
 from p2ptrain.manifest import Manifest, SignedManifest, parameter_count
 from p2ptrain.ports import HeldOutLoss
+from p2ptrain.tokens.corpus import HELD_OUT_TOKENS, ShardCorpus
 from p2ptrain.train.evaluate import validation_loss
 from p2ptrain.train.model import shape_module, summed_loss
 from peer import loading
@@ -41,7 +39,7 @@ from peer.exported_chat import MESSAGES, ExportedChat, exported_chat
 from peer.exported_tokens import ExportedTokens
 from peer.exported_weights import write_weights
 from peer.home import Home
-from peer.model import newest_checkpoint, run_settings, run_tokenizer, stored_model, stored_tokenizer
+from peer.model import newest_checkpoint, run_settings, run_text, run_tokenizer, stored_model
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -72,7 +70,7 @@ class Exported:
     state: Mapping[str, Any]  # of the checkpoint
     held_out_loss: HeldOutLoss | None  # of the exported weights; None: not measured
     why_not: str = ""  # why the loss was not measured
-    corpus: Corpus | None = None  # None: the run's text is not here
+    corpus: ShardCorpus | None = None  # None: the run's text is not here
 
 
 Finish = Callable[[Path, Exported], None]
@@ -152,8 +150,7 @@ def _write(home: Home, folder: Path, tokenizer_file: Path | None, tell: Tell) ->
     write_weights(folder, stored, shape, home.path)
     _write_configuration(folder, shape, tokens)
     _write_tokenizer(folder, tokenizer, shape.config, chat, tokens)
-    text = local_corpus(signed.manifest, tokenizer_file or stored_tokenizer(home, signed.manifest.tokenizer))
-    corpus, why_not = (text, "") if isinstance(text, Corpus) else (None, text)
+    corpus, why_not = _held_out(home, signed.manifest)
     if (too_large := _too_large(signed.manifest)) is not None:
         exported = Exported(signed, state, None, too_large, corpus)
         return exported, _expected(folder, None, shape.config, tokenizer, chat, None)
@@ -174,14 +171,12 @@ def _too_large(manifest: Manifest) -> str | None:
     )
 
 
-def local_corpus(manifest: Manifest, tokenizer_file: Path | None) -> Corpus | str:
-    """Open the run's corpus if no download and no file is needed for it; otherwise say why not."""
-    if manifest.corpus.kind != "builtin" and not has_stream(manifest, cache_directory()):
-        return "the run's text has not been tokenized on this machine"
+def _held_out(home: Home, manifest: Manifest) -> tuple[ShardCorpus | None, str]:
+    """Return the run's text, or why there is none here."""
     try:
-        return open_corpus(manifest, cache_directory(), tokenizer_file=tokenizer_file)
+        return run_text(home, manifest), ""
     except UserError as error:
-        return error.problem.rstrip(".")
+        return None, error.problem.rstrip(".")
 
 
 def _expected(
@@ -190,7 +185,7 @@ def _expected(
     config: PretrainedConfig,
     tokenizer: Tokenizer,
     chat: ExportedChat | None,
-    corpus: Corpus | None,
+    corpus: ShardCorpus | None,
 ) -> _Expected:
     rows = [tokenizer.encode_batch([SAMPLE])[0][: config.max_position_embeddings].tolist()]
     texts = [SAMPLE]

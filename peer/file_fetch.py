@@ -1,17 +1,17 @@
-"""Files that the run names by digest: the owner's, those of earlier starts, or a download from other peers."""
+"""Download of files that the run names by digest, from other peers and mirrors."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 
 from p2ptrain.base.backoff import PAUSE_S, backoff
-from p2ptrain.base.errors import CorpusError, NetworkError, RemoteError
+from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, short
-from p2ptrain.data.file_store import MOST_STORED_BYTES, FileStore, NamedFile
+from p2ptrain.data.file_store import INDEX, MOST_STORED_BYTES, NamedFile
 from p2ptrain.net.file_service import download
+from p2ptrain.net.shard_mirror import Mirror
 from p2ptrain.ports import Link, Notebook
 
 Source = tuple[PeerId, Sequence[str]]
@@ -24,33 +24,16 @@ NOT_SPOKEN = "protocols not supported"
 """go-libp2p's words for a peer that does not know the protocol, an older p2ptrain."""
 
 
-def local_file(file: NamedFile, store: FileStore, given: Path | None, remembered: Path | None) -> Path | None:
-    """Return a file of this machine, and store it if it is small; None if there is none.
-
-    Raises CorpusError if the file that the owner gave now is not the one that the run names. One of an earlier start
-    may have changed or vanished since.
-    """
-    if given is not None:
-        return store.adopt(file, given) or given
-    if (stored := store.find(file.sha256)) is not None:
-        return stored
-    if remembered is None:
-        return None
-    try:
-        return store.adopt(file, remembered) or remembered
-    except CorpusError:
-        return None
-
-
 async def ask_for_file(
     file: NamedFile,
     sources: Callable[[], Awaitable[Sequence[Source]]],
     dial: Callable[[PeerId, Sequence[str]], Awaitable[Link]],
     notebook: Notebook,
+    mirrors: Sequence[Mirror] = (),
 ) -> bytes | None:
-    """Download a file; None if no peer that can be asked has it. Retries with backoff while any of them fails.
+    """Download a file; None if nobody who can be asked has it. Retries with backoff while any of them fails.
 
-    A file that training does not need is asked for once.
+    A file that training does not need is asked for once, and the index until somebody has it.
 
     Pieces of several peers may make up one file. If they do not, the last of these peers must send all of it, so that
     false pieces of one peer cannot spoil what another sends.
@@ -58,6 +41,7 @@ async def ask_for_file(
     Args:
         sources: returns the peers to ask.
         dial: opens a link of the file protocol. Raises NetworkError.
+        mirrors: asked for the index, after peers.
     """
     pauses_s = backoff(*PAUSE_S)
     have, senders = bytearray(), set[PeerId]()
@@ -104,14 +88,32 @@ async def ask_for_file(
                         failures += 1
                         notebook.note("no file", what=file.what, peer=peer, why=str(error))
                 break
-        if not failures or not file.option:
+        for mirror in mirrors if file.what == INDEX else ():
+            if (data := await _from_mirror(mirror, file, notebook)) is not None:
+                return data
+        if not file.is_needed or not (failures or file.what == INDEX):
             return None
         pause_s = next(pauses_s)
-        why = f"no peer sent the run's {file.what}"
-        remedy = f"If you have the file, stop this peer and start it with {file.option} FILE."
+        why = f"nobody sent the run's {file.what}"
+        remedy = "Check that the bootstrap named in the link is running, or name a mirror with --mirror."
+        if file.option:
+            remedy = f"If you have the file, stop this peer and start it with {file.option} FILE."
         notebook.note("waiting", why=why, seconds=pause_s, remedy=remedy)
         await asyncio.sleep(pause_s)
 
 
-def _digest(data: bytearray) -> str:
+async def _from_mirror(mirror: Mirror, file: NamedFile, notebook: Notebook) -> bytes | None:
+    try:
+        data = await mirror.fetch(file.sha256)
+    except (NetworkError, RemoteError) as error:
+        why = str(error)
+    else:
+        if data is None or await asyncio.to_thread(_digest, data) == file.sha256:
+            return data
+        why = "the digest of what it sent is wrong"
+    notebook.note("no file", what=file.what, peer=None, why=f"{mirror.where}: {why}")
+    return None
+
+
+def _digest(data: bytes | bytearray) -> str:
     return hashlib.sha256(data).hexdigest()

@@ -8,11 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from p2ptrain.data.corpus import Corpus
-from p2ptrain.data.split import HELD_OUT_TOKENS
 from p2ptrain.host.tasks import PeerLearner, PeerTask
 from p2ptrain.ports import NOT_READ, Clock, GoesOn, HeldOutLoss, Notebook
-from p2ptrain.train.evaluate import tokens_to_read
+from p2ptrain.tokens.corpus import HELD_OUT_TOKENS, TokenSource, tokens_to_read
 from peer.saving import reason_of
 
 NOTE_PERIOD_S = 2.0
@@ -43,7 +41,7 @@ class HeldOutReader:
 
     learner: PeerLearner
     task: PeerTask
-    corpus: Corpus | None
+    corpus: TokenSource | None
     """None: nothing is evaluated."""
     notebook: Notebook
     sampler: Callable[[], str] | None = None
@@ -72,11 +70,10 @@ class HeldOutReader:
             value, tokens, of = (before[name] for name in names)
             if math.isfinite(value):
                 self.last, self._read = HeldOutLoss(float(value), int(tokens), int(of)), self.learner.changes
+                self.first = self.first or self.last
         except (ValueError, KeyError, TypeError):
             pass
         self._evaluate(patience_s=BEGINNING_S)
-        if self.first is None and math.isfinite(self.last.value):  # goes into checkpoints, and JSON has no NaN
-            self.first = self.last
         self._next_look = time.monotonic() + LOOK_PERIOD_S
 
     def look(self) -> None:
@@ -86,7 +83,8 @@ class HeldOutReader:
             return
         try:
             self._evaluate(LOOK_TOKENS)
-            self.notebook.note("held out", **self.fields, step=learner.step, progress=learner.progress)
+            if self.last.tokens:
+                self.notebook.note("held out", **self.fields, step=learner.step, progress=learner.progress)
             if self.sampler is not None and (text := self.sampler()):
                 self.notebook.note("sample", step=learner.step, progress=learner.progress, text=text)
         except Exception as error:  # training continues without a look
@@ -109,7 +107,10 @@ class HeldOutReader:
         patience_s: float = LOSS_PATIENCE_S,
         goes_on: GoesOn = lambda read, wanted: True,
     ) -> None:
-        """Read the held-out loss of the slow weights in fp32, unless a reading of as many tokens is known."""
+        """Read the held-out loss of the slow weights in fp32, unless a reading of as many tokens is known.
+
+        Nothing is read while the text is not on this machine.
+        """
         if self.corpus is None:
             return
         is_known = self._read == self.learner.changes
@@ -118,6 +119,8 @@ class HeldOutReader:
         found = self.learner.at_slow(lambda: self.task.held_out_loss(tokens, patience_s, goes_on))
         if not is_known or found.tokens >= self.last.tokens:
             self.last, self._read = found, self.learner.changes
+        if self.first is None and math.isfinite(found.value):  # goes into checkpoints, and JSON has no NaN
+            self.first = found
 
     def _reads_on(self, read: int, wanted: int) -> bool:
         """Note how far the last reading is; stop it if the owner stops the peer."""

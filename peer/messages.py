@@ -91,21 +91,6 @@ def _network_change(fields: Mapping[str, Any]) -> str:
     return "this machine has another address"
 
 
-def _tokenizing(fields: Mapping[str, Any]) -> str:
-    most = f" of at most {fields['most']:,}" if fields.get("most") else ""
-    return f"[data] tokenizing the run's text, once on this computer: {fields['tokens']:,}{most} tokens"
-
-
-def _text_read(fields: Mapping[str, Any]) -> str:
-    said = f"[data] the run's text: {fields['documents']:,} document{'s' if fields['documents'] != 1 else ''}, "
-    said += f"{size(fields['text_bytes'])}, {fields['tokens']:,} tokens"
-    if fields["is_cut"]:
-        said += ", the limit of the run (corpus.max_tokens); the rest of the text is left out"
-    if not fields["skipped"]:
-        return said
-    return f"{said}; skipped {fields['skipped']:,} of {fields['rows']:,} rows, which have no text"
-
-
 def _forward(fields: Mapping[str, Any]) -> str:
     target = f" to {fields['own']}" if fields.get("own") else ""
     return (
@@ -283,12 +268,16 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
         + ("it is right now" if f["is_right"] else "it is wrong now, so this peer goes on by the time before. Set it")
     ),
     "network changed": lambda f: f"[peers] {_network_change(f)}; connecting again",
-    "tokenizing": _tokenizing,
-    "text read": _text_read,
+    "no text": lambda f: (
+        f"[data] training waits for text, {f['shards']} shard{'s' if f['shards'] != 1 else ''}: {_why(f)}; asking "
+        f"again every {duration(f['seconds'])} or later"
+    ),
+    "text again": lambda f: "[data] the text that training waited for is here",
+    "text not stored": lambda f: f"[data] {f['why']} {f['remedy']} Trying again in {duration(f['seconds'])}",
+    "shard refused": lambda f: f"[data] refused a shard of {f['source']}: {_why(f)}",
     "got file": lambda f: f"[data] got the run's {f['what']} from {_peer(f)}: {size(f['size_bytes'])}",
-    "no file": lambda f: f"[data] no {f['what']} from {_peer(f)}: {_why(f)}",
+    "no file": lambda f: f"[data] no {f['what']} from {_peer(f) if f['peer'] else 'a mirror'}: {_why(f)}",
     "remembered": lambda f: f"[owner] options of earlier starts: {f['options']} (--forget drops them)",
-    "text differs": lambda f: f"[data] warning: {first_sentence(_why(f))}",
     "text repeats": lambda f: f"[data] warning: {first_sentence(_why(f))}",
     "resumed": lambda f: f"[train] resumed at step {f['step']:,}, {f['progress']:,.0f} tokens of all peers",
     "no checkpoint": lambda f: (

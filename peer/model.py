@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 
 from p2ptrain import checkpoint
-from p2ptrain.base.errors import HomeError
+from p2ptrain.base.errors import CorpusError, HomeError
 from p2ptrain.checkpoint import PIECE_ELEMENTS, Checkpoint, StoredTensors
 from p2ptrain.data.chat_template import ChatTemplate
 from p2ptrain.data.packed_stream import load_template, template_name
 from p2ptrain.data.published_settings import PublishedSettings
 from p2ptrain.data.tokenizer import Tokenizer, tokenizer_of
-from p2ptrain.manifest import SignedManifest
+from p2ptrain.manifest import Manifest, SignedManifest
 from p2ptrain.manifest import Tokenizer as TokenizerSpec
+from p2ptrain.tokens.corpus import ShardCorpus
+from p2ptrain.tokens.opened import open_corpus, user_store
 from p2ptrain.train.model import FlatModel, flat_model
 from peer.home import Home
 
@@ -60,8 +62,22 @@ def stored_tokenizer(home: Home, spec: TokenizerSpec) -> Path | None:
     return home.files.find(spec.sha256) if spec.kind == "file" else None
 
 
+def run_text(home: Home, manifest: Manifest) -> ShardCorpus:
+    """Open the text of a home's run. Raises CorpusError if its held-out part is not on this machine."""
+    spec = manifest.corpus
+    index = home.files.find(spec.root) if spec.kind == "shards" else None
+    if spec.kind == "builtin" or index is not None:
+        corpus = open_corpus(manifest, user_store(), index)
+        if all(map(corpus.store.has, corpus.needed_for_loss())):
+            return corpus
+    raise CorpusError(
+        "The run's held-out text is not on this machine.",
+        "Do this where a peer of the run trains, or start the peer here for a minute: it fetches that text.",
+    )
+
+
 def run_template(home: Home, signed: SignedManifest, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """Return the chat template of a home's run, to be closed; None if the run was not taught dialogues."""
+    """Return the chat template of a home's run; None if the run was not taught dialogues."""
     spec = signed.manifest.corpus
     name = template_name(spec)
     return load_template(spec, tokenizer, home.files.find(name)) if name else None

@@ -85,6 +85,9 @@ def _instead(context: click.Context, directory: UserPath) -> str:
     return f"If it is a peer's home: {command_line(*context.command_path.split(), '--home', directory)}"
 
 
+MIN_TEXT_GB = 0.2
+"""Smallest disk cap of the text, in gigabytes: what training needs at once, and held-out text."""
+
 TEAM = click.option(
     "--team", type=click.IntRange(2, 256), help="Devices of the team, those of other computers included.", metavar="N"
 )

@@ -1,9 +1,10 @@
-"""Files that a peer needs to train in a run: where they are, or their download."""
+"""Files and text that a peer needs to train in a run: their download, and the supply of text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from random import Random
 
@@ -11,88 +12,161 @@ from p2ptrain.base.daemon_thread import DaemonThread
 from p2ptrain.base.errors import NetworkError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import EventLog
-from p2ptrain.data.corpus import has_stream
-from p2ptrain.data.file_store import WEIGHTS_OPTION, NamedFile, named_files
-from p2ptrain.data.stream import cache_directory
+from p2ptrain.checkpoint import checkpoints_in
+from p2ptrain.data.file_store import INDEX, WEIGHTS_OPTION, NamedFile, named_files
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net import address
 from p2ptrain.net.file_service import FILES_PROTOCOL
 from p2ptrain.net.file_service import LIMITS as FILES_LIMITS
+from p2ptrain.net.shard_mirror import Mirror
+from p2ptrain.net.shard_service import LIMITS as SHARDS_LIMITS
+from p2ptrain.net.shard_service import SHARDS_PROTOCOL, ShardServer
+from p2ptrain.net.throttle import Throttles
 from p2ptrain.ports import Link
+from p2ptrain.tokens.opened import open_corpus, user_store
 from peer.admission_client import AdmissionClient
 from peer.assembly import PeerOptions
-from peer.file_fetch import Source, ask_for_file, local_file
+from peer.file_fetch import Source, ask_for_file
 from peer.home import Home
 from peer.initial_weights import needs_weights, provide_weights
 from peer.network_stack import NetworkStack
+from peer.shard_sources import ShardSources
+from peer.space import text_bytes
+from peer.token_supply import TokenSupply
 
 MAX_ASKED = 8
 """Peers that are asked for a file in one round, besides bootstraps. Guess: the share of peers that have it."""
+LOOKUP_S = 20.0
+"""Seconds for which a list of the peers is used before this peer is in the swarm, since a lookup moves some 100 kB."""
 
 
-def with_files(
-    options: PeerOptions,
-    given: PeerOptions,
-    home: Home,
-    signed: SignedManifest,
-    network: NetworkStack | None,
-    admission: AdmissionClient | None,
-    thread: DaemonThread,
-    log: EventLog,
-) -> PeerOptions:
-    """Return the options with the paths of files that the run names by digest, downloaded if this machine has none.
+class RunFiles:
+    """Download of what one run needs.
 
-    Runs in the thread.
-
-    Raises CorpusError if the owner named another file, WeightsError if the run begins from weights that no peer sends,
-    HomeError if a file cannot be stored.
+    Args:
+        network, admission: None: this peer takes part in no swarm, and only mirrors have something.
     """
-    paths: dict[str, Path | None] = {}
-    for file in named_files(signed.manifest):
-        if file.option == WEIGHTS_OPTION:
-            continue
-        name = file.option.removeprefix("--")
-        is_needed = name != "data" or not has_stream(signed.manifest, cache_directory())
-        remembered = getattr(options, name) if is_needed and name else None
-        path = local_file(file, home.files, getattr(given, name) if name else None, remembered)
-        if path is None and is_needed and network is not None and admission is not None:
-            data = thread.result_of(_download(file, options.link, home, network, admission, log))
-            path = None if data is None else home.files.add(file.sha256, data)
-        paths[name] = path
-    options = replace(options, data=paths.get("data"), tokenizer=paths.get("tokenizer"), template=paths.get("template"))
-    if needs_weights(signed.manifest, home):
 
-        def download(file: NamedFile) -> bytes | None:
-            if network is None or admission is None:
-                return None
-            return thread.result_of(_download(file, options.link, home, network, admission, log))
+    def __init__(
+        self,
+        options: PeerOptions,
+        home: Home,
+        signed: SignedManifest,
+        network: NetworkStack | None,
+        admission: AdmissionClient | None,
+        log: EventLog,
+        rates: Throttles,
+    ) -> None:
+        self._options, self._home, self._signed, self._log, self._rates = options, home, signed, log, rates
+        self._network, self._admission = network, admission
+        self._bootstraps = [] if network is None else bootstraps_of(options.link, home)
+        corpus = signed.manifest.corpus
+        mirrors = [Mirror(options.mirror, True, rates)] if options.mirror else []
+        if corpus.kind == "shards" and corpus.mirror:
+            mirrors.append(Mirror(corpus.mirror, False, rates))
+        self._mirrors = mirrors
+        self._found: Sequence[Source] = []
+        self._found_at = -LOOKUP_S
 
-        provide_weights(signed.manifest, home, options.weights, given.weights is not None, download)
-    return options
+    async def index(self) -> None:
+        """Have the index of the run's text, if it has one. Raises HomeError."""
+        for file in named_files(self._signed.manifest):
+            if file.what == INDEX:
+                await self._provide(file)
+
+    async def others(self) -> None:
+        """Have the files that show and export text, if anybody sends them. Raises HomeError."""
+        for file in named_files(self._signed.manifest):
+            if not file.is_needed:
+                await self._provide(file)
+
+    def weights(self, thread: DaemonThread, is_given: bool) -> None:
+        """Have the initial weights, if the run begins from named ones; in the thread.
+
+        Raises WeightsError if no peer sends them, CorpusError or HomeError if one cannot be read or stored.
+        """
+        if needs_weights(self._signed.manifest, self._home):
+
+            def download(file: NamedFile) -> bytes | None:
+                assert file.option == WEIGHTS_OPTION
+                return thread.result_of(self._download(file))
+
+            provide_weights(self._signed.manifest, self._home, self._options.weights, is_given, download)
+
+    async def supply(self, me: PeerId) -> TokenSupply | None:
+        """Return the supply of the run's text, to be run, and serve its shards; None if it ships with the package.
+
+        Raises CorpusError and ManifestError if the index does not fit the run.
+        """
+        manifest, options = self._signed.manifest, self._options
+        if manifest.corpus.kind != "shards":
+            return None
+        store, path = user_store(), await self._stored(manifest.corpus.root)
+        corpus = await asyncio.to_thread(open_corpus, manifest, store, path)
+        sources = ShardSources(
+            corpus.index, self._bootstraps, self.peers, self._dial(SHARDS_PROTOCOL), self._mirrors, Random()
+        )
+        found = TokenSupply(
+            corpus.index,
+            store,
+            corpus.walk(manifest.run.seed, me),
+            manifest.training.sequences_per_step,
+            sources,
+            self._log,
+            self._rates,
+            text_bytes(options.text_gb),
+        )
+        if not checkpoints_in(self._home.checkpoints):  # else training knows where it is
+            found.begin(0)
+        if self._network is not None and self._admission is not None:
+            server = ShardServer(corpus.index, store, self._rates, coming=lambda: found.coming)
+            handler = self._admission.guarded(server.answer)
+            await self._network.connection.serve(SHARDS_PROTOCOL, SHARDS_LIMITS, handler)
+        return found
+
+    async def peers(self) -> Sequence[Source]:
+        """Return other peers. Raises NetworkError."""
+        if self._network is not None and time.monotonic() - self._found_at >= LOOKUP_S:
+            self._found_at = time.monotonic()
+            records = await self._network.connection.lookup()
+            me = self._network.identity.peer_id
+            self._found = [(each.peer, each.addresses) for each in records if each.peer != me]
+        return self._found
+
+    async def _provide(self, file: NamedFile) -> None:
+        if await self._stored(file.sha256) is None and (data := await self._download(file)) is not None:
+            await asyncio.to_thread(self._home.files.add, file.sha256, data)
+
+    async def _stored(self, sha256: str) -> Path | None:
+        return await asyncio.to_thread(self._home.files.find, sha256)
+
+    async def _download(self, file: NamedFile) -> bytes | None:
+        async def sources() -> Sequence[Source]:
+            try:
+                others = [each for each in await self.peers() if each[0] not in dict(self._bootstraps)]
+            except NetworkError:
+                others = []
+            return [*self._bootstraps, *Random().sample(others, min(len(others), MAX_ASKED))]
+
+        return await ask_for_file(file, sources, self._dial(FILES_PROTOCOL), self._log, self._mirrors)
+
+    def _dial(self, protocol: str) -> Callable[[PeerId, Sequence[str]], Awaitable[Link]]:
+        limits = FILES_LIMITS if protocol == FILES_PROTOCOL else SHARDS_LIMITS
+
+        async def dial(peer: PeerId, addresses: Sequence[str]) -> Link:
+            assert self._network is not None  # there is nobody to dial
+            assert self._admission is not None
+            speaking = self._network.connection.speaking(protocol, limits)
+            return await self._admission.transport(speaking, checks_responder=False).open(peer, addresses)
+
+        return dial
 
 
-async def _download(
-    file: NamedFile,
-    link: JoinLink | None,
-    home: Home,
-    network: NetworkStack,
-    admission: AdmissionClient,
-    log: EventLog,
-) -> bytes | None:
-    connection = network.connection
-    entries = map(address.split_peer, link.addresses if link else home.load_addresses().joined_by)
-    bootstraps = [(peer, [place]) for place, peer in entries if peer is not None]
-
-    async def sources() -> Sequence[Source]:
-        try:
-            records = await connection.lookup()
-        except NetworkError:
-            records = []
-        others = [(each.peer, each.addresses) for each in records if each.peer != network.identity.peer_id]
-        return [*bootstraps, *Random().sample(others, min(len(others), MAX_ASKED))]
-
-    async def dial(peer: PeerId, addresses: Sequence[str]) -> Link:
-        speaking = connection.speaking(FILES_PROTOCOL, FILES_LIMITS)
-        return await admission.transport(speaking, checks_responder=False).open(peer, addresses)
-
-    return await ask_for_file(file, sources, dial, log)
+def bootstraps_of(link: JoinLink | None, home: Home) -> list[Source]:
+    """Return the nodes of the link by which a peer joins, or joined the last time, with all their addresses."""
+    found: dict[PeerId, list[str]] = {}
+    for each in link.addresses if link else home.load_addresses().joined_by:
+        place, peer = address.split_peer(each)
+        if peer is not None:
+            found.setdefault(peer, []).append(place)
+    return list(found.items())

@@ -39,7 +39,7 @@ DIAL_BACKOFF = "dial backoff"
 
 ROUTINE = frozenset({"exchanged", "skipped", "gave weights", "held out"})
 """Kinds that are not news, except one exchange in ``REPEAT_S``."""
-PROGRESS = frozenset({"progress", "reading", "tokenizing"})
+PROGRESS = frozenset({"progress", "reading"})
 """Kinds that tell how far something is."""
 ONCE_FOR_EACH_PEER = frozenset({"failed", "clipped", "broke protocol", "saved"})
 """Kinds that are news once in ``REPEAT_S`` for each peer, whatever the reason."""
@@ -47,7 +47,7 @@ ONCE_FOR_EACH_REASON = frozenset({"no manifest", "waiting", "no badge", "not adm
 """Kinds that are news once in ``REPEAT_S`` for each peer, address and reason."""
 ACTIVITIES = frozenset(
     {
-        *("tokenizing", "waiting", "no badge", "catching up", "trained", "reading", "finishing", "stopping"),
+        *("waiting", "no text", "no badge", "catching up", "trained", "reading", "finishing", "stopping"),
         *("waiting for ranks", "waiting for the leader"),
     }
 )
@@ -172,7 +172,7 @@ class Screen(StatusLine):
 
     def _is_shown(self, kind: str, fields: dict[str, Any]) -> bool:
         if kind in PROGRESS:
-            return not self._has_status and (kind == "tokenizing" or self._news.is_due(PLAIN_PROGRESS_S, kind))
+            return not self._has_status and self._news.is_due(PLAIN_PROGRESS_S, kind)
         return self._news.is_news(kind, fields) or self._verbose
 
     def _is_lowest(self, loss: float) -> bool:

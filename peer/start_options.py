@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field
 
 from p2ptrain.net.start_options import NodeOptions, OptionsFile
 from p2ptrain.swarm import keeping
+from peer.options import MIN_TEXT_GB
 from peer.owner.settings import MAX_STAGES, Settings, device_name, nickname_text
 from peer.trackers import tracker_name
 
@@ -48,6 +49,10 @@ class StartOptions(NodeOptions):
     """Share this peer's figures with bootstraps, whatever the settings say."""
     track: Annotated[str, AfterValidator(tracker_name)] | None = None
     """Where this peer's figures go (``peer.trackers``)."""
+    mirror: str | None = None
+    """Where this computer's owner has the run's text: a folder, a web address, or a data set of the hub."""
+    text_gb: Annotated[float, Field(ge=MIN_TEXT_GB, le=1e6)] | None = None
+    """Disk cap of all runs' text, which this user's peers share."""
     keep: Annotated[str, AfterValidator(_kept)] | None = None
     """Keep these fragments for others, and do not train."""
 

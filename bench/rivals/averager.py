@@ -26,10 +26,9 @@ from hivemind.compression import Float16Compression
 
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import EventLog
-from p2ptrain.data.corpus import open_corpus
-from p2ptrain.data.split import HELD_OUT_TOKENS
-from p2ptrain.data.stream import cache_directory
 from p2ptrain.manifest import Manifest, parse_toml
+from p2ptrain.tokens.corpus import HELD_OUT_TOKENS
+from p2ptrain.tokens.opened import open_corpus, user_store
 from p2ptrain.train.autofit import place
 from p2ptrain.train.batches import CorpusReader
 from p2ptrain.train.evaluate import validation_loss
@@ -101,7 +100,7 @@ class Averaging:
         leaving: threading.Event,
     ) -> None:
         self._manifest, self._log, self._leaving = manifest, log, leaving
-        self._corpus = open_corpus(manifest, cache_directory())
+        self._corpus = open_corpus(manifest, user_store(), None)
         device = torch.device("cpu")
         model = flat_model(manifest.model, manifest.run.seed, device)
         self._placement = place(model, manifest.model, manifest.training)

@@ -1,18 +1,15 @@
-"""Chat templates: Jinja programs that turn the messages of a dialogue into text, rendered in a limited process.
+"""Chat templates: Jinja programs that turn the messages of a dialogue into text.
 
-The language and its environment are those of transformers' ``apply_chat_template``. A template comes from a stranger
-and may loop or build gigabytes, so it runs in ``template_worker``, in batches of dialogues.
+transformers renders them, in its sandbox, as its ``apply_chat_template`` does. That one would read special tokens that
+a message writes as such, and finds no answers unless the template marks them; so marks and spans are ours.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
+import random
+import re
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,19 +17,31 @@ from typing import Any, NamedTuple
 from p2ptrain.base import files
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.base.text import one_line, printable
-from p2ptrain.data import template_worker
 from p2ptrain.data.sources import check_digest, unchanged
-from p2ptrain.data.template_worker import ANSWER_END, ANSWER_START, LENGTH
 
 MOST_TEMPLATE_BYTES = 256 << 10
 """Maximum size of a template. The longest in wide use, with tools, have about 20 kB."""
 
-DEADLINE_S = 1_800.0
-"""Longest wait for one request, a megabyte of dialogues for each of which the worker has ``template_worker.CPU_S`` of
-processor time: it also ends a worker that gets no processor."""
+MOST_RENDERED_MESSAGES = 33_000
+"""Maximum number of messages that are rendered for one dialogue. A template without ``{% generation %}`` renders it
+twice for each answer: that reaches 256 messages, of which half are answers."""
 
-MOST_REPLY_BYTES = 128 << 20
-"""Maximum size of a reply: JSON may take twelve bytes per character, and a batch may grow to eight megabytes."""
+NOW = "26 Jul 2024"
+"""Date that templates get: the one that those of Llama 3 write if they cannot ask for it. The same text must give the
+same tokens on another day."""
+
+ANSWER_START, ANSWER_END = "\U000f0002", "\U000f0003"
+"""Characters of a private plane around what ``{% generation %}`` encloses, until spans replace them."""
+
+_GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
+_OURS = (
+    f"{{% macro _answer() %}}{ANSWER_START}{{{{ caller() }}}}{ANSWER_END}{{% endmacro %}}"
+    f"{{% macro strftime_now(format) %}}{NOW}{{% endmacro %}}"
+)
+"""Macros before each template."""
+
+_PIECE = re.compile(r"<[^<>\s]+>|\s+|[^\s<]+|<")
+"""Part of an end of turn that a template writes as a whole: a special token, space, other text."""
 
 CHATML = "chatml"
 """Name of the built-in template."""
@@ -52,10 +61,9 @@ Message = Mapping[str, Any]
 """One turn: ``role``, ``content`` and what else its row has, as transformers gives it to a template."""
 
 _SAID = "qwertz"
+_SHORT: Sequence[Message] = [{"role": "user", "content": "asdf"}, {"role": "assistant", "content": _SAID}]
 _REMEDY = "Try the template with apply_chat_template of transformers. If the run is not yours, ask its author."
-_ROW_REMEDY = (
-    "Correct or remove that row, or try another template: --template FILE. If the run is not yours, ask its author."
-)
+_ROW_REMEDY = "Correct or remove that row, or try another template: --template FILE"
 
 
 class Dialogue(NamedTuple):
@@ -67,6 +75,8 @@ class Dialogue(NamedTuple):
     """Descriptions of the tools that the assistant may call."""
     uncounted: Sequence[int] = ()
     """Places of the answers that are not to be learned."""
+    may_skip: bool = False
+    """Whether it is left out if the template does not render it, and else an error."""
 
 
 class RenderedDialogue(NamedTuple):
@@ -83,12 +93,10 @@ class TemplateFault(NamedTuple):
     """The reason why a template does not render a dialogue."""
 
     why: str
-    is_slow: bool = False
-    """Whether it took too long on this computer."""
 
 
 class ChatTemplate:
-    """Template with the process that renders it, which starts with the first dialogue; close it, or use ``with``.
+    """Template of dialogues.
 
     Args:
         source: the Jinja program.
@@ -99,9 +107,9 @@ class ChatTemplate:
     def __init__(self, source: str, where: str, variables: Mapping[str, str] | None = None) -> None:
         self.source = source
         self.where = where
+        self._program = f"{_OURS}\n{_GENERATION.sub(_as_call, source)}"  # a line end after a block is not rendered
         self._variables = dict(variables or {})
-        self._worker: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()
+        self._end: str | None = None
 
     @classmethod
     def load(cls, name: str, file: Path | None = None, variables: Mapping[str, str] | None = None) -> ChatTemplate:
@@ -119,8 +127,8 @@ class ChatTemplate:
             return cls(CHATML_SOURCE, "chatml", variables)
         if file is None:
             raise CorpusError(
-                f"This run's chat template is a file with sha256 {name}, but no file was given.",
-                "Get that file from the run's author and pass it with --template FILE.",
+                f"This run's chat template is a file with sha256 {name}, which is not here.",
+                "Start a peer of the run, which fetches it.",
             )
         with unchanged(file):
             check_digest(file, name, "chat template")
@@ -130,36 +138,32 @@ class ChatTemplate:
     @classmethod
     def checked(cls, source: str, where: str, variables: Mapping[str, str] | None = None) -> ChatTemplate:
         """Return the template of a source. Raises CorpusError if it cannot be compiled."""
+        import jinja2
+
         template = cls(source, where, variables)
-        with template._lock:
-            template._started()
+        try:
+            template._text([], False)
+        except jinja2.TemplateSyntaxError as error:
+            raise CorpusError(f"The chat template {where} cannot be used: {_reason(error)}.", _REMEDY) from error
+        except Exception:
+            pass
         return template
-
-    def __enter__(self) -> ChatTemplate:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the worker process; the next dialogue starts another."""
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            _end(worker)
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
         """Return the text of some messages. Raises CorpusError if the template does not render them."""
-        (rendered,) = self._request([Dialogue("", messages)], add_generation_prompt)
-        if isinstance(rendered, TemplateFault):
-            raise CorpusError(f"The chat template {self.where} does not render the dialogue: {rendered.why}.", _REMEDY)
-        return rendered.text
+        try:
+            return _without_marks(self._text(messages, add_generation_prompt))[0]
+        except Exception as error:  # of the template: anything at all
+            raise CorpusError(
+                f"The chat template {self.where} does not render the dialogue: {_reason(error)}.", _REMEDY
+            ) from error
 
     def rendered(self, dialogues: Sequence[Dialogue]) -> list[RenderedDialogue | TemplateFault]:
-        """Return the text and the answers of each dialogue. Raises CorpusError if the template does not end."""
-        return self._request(dialogues, None)
+        """Return the text and the answers of each dialogue."""
+        return [self._rendered(each) for each in dialogues]
 
     def end_of_turn(self) -> str:
-        """Return the text that follows what an assistant says; "" if it cannot be told. Raises CorpusError."""
+        """Return the text that follows what an assistant says; "" if it cannot be told."""
         found = self._short()
         if isinstance(found, TemplateFault) or not found.answers:
             return ""
@@ -174,73 +178,112 @@ class ChatTemplate:
         return CorpusError(f"{where}: the chat template {self.where} does not render it: {why}.", _ROW_REMEDY)
 
     def _short(self) -> RenderedDialogue | TemplateFault:
-        messages = [{"role": "user", "content": "asdf"}, {"role": "assistant", "content": _SAID}]
-        return self.rendered([Dialogue("", messages)])[0]
+        return self._rendered(Dialogue("", _SHORT))
 
-    def _request(
-        self, dialogues: Sequence[Dialogue], add_generation_prompt: bool | None
-    ) -> list[RenderedDialogue | TemplateFault]:
-        plain = [
-            {
-                "messages": mapped_texts(each.messages, _unmarked),
-                "tools": mapped_texts(each.tools, _unmarked),
-                "uncounted": each.uncounted,
-            }
-            for each in dialogues
-        ]
-        with self._lock:
-            worker = self._started()
-            asked = {"dialogues": plain, "add_generation_prompt": add_generation_prompt}
-            return _parsed(self._ask(worker, asked), len(dialogues))
+    def _text(
+        self, messages: Sequence[Message], add_generation_prompt: bool, tools: Sequence[Any] | None = None
+    ) -> str:
+        """Render some messages, with ``ANSWER_START`` and ``ANSWER_END`` in the text. Raises anything at all."""
+        from transformers.utils.chat_template_utils import render_jinja_template
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        """Return the running worker, which has compiled the template. Raises CorpusError if it cannot be compiled."""
-        if self._worker is None:
-            kept = ("PATH", "LD_LIBRARY_PATH")  # nothing else of this process's environment is a template's business
-            self._worker = subprocess.Popen(
-                [sys.executable, "-I", template_worker.__file__],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={name: os.environ[name] for name in kept if name in os.environ},
-            )
-            self._ask(self._worker, {"source": self.source, "variables": self._variables})
-        return self._worker
+        random.seed(0)  # for the filter of that name: the same text must give the same tokens
+        given: dict[str, Any] = {**self._variables}
+        texts, _ = render_jinja_template(  # type: ignore[str-unpack]  # it returns two lists
+            [mapped_texts(messages, _unmarked)],
+            tools=mapped_texts(tools, _unmarked),
+            chat_template=self._program,
+            add_generation_prompt=add_generation_prompt,
+            **given,
+        )
+        return str(texts[0])
 
-    def _ask(self, worker: subprocess.Popen[bytes], request: dict[str, Any]) -> Any:
-        """Return the worker's reply. Raises CorpusError, and ends the worker, if the template fails as a whole."""
-        assert worker.stdin is not None
-        assert worker.stdout is not None
-        data = json.dumps(request).encode()
-        is_late = threading.Event()
-
-        def end_late() -> None:
-            is_late.set()
-            worker.kill()
-
-        alarm = threading.Timer(DEADLINE_S, end_late)
-        alarm.daemon = True
-        alarm.start()
-        reply: Any = None
+    def _rendered(self, dialogue: Dialogue) -> RenderedDialogue | TemplateFault:
         try:
-            worker.stdin.write(LENGTH.pack(len(data)) + data)
-            worker.stdin.flush()
-            head = worker.stdout.read(LENGTH.size)
-            size = LENGTH.unpack(head)[0] if len(head) == LENGTH.size else 0
-            reply = json.loads(worker.stdout.read(size)) if 0 < size <= MOST_REPLY_BYTES else None
-        except (OSError, ValueError):  # the worker died
-            pass
-        except BaseException:  # Ctrl+C: what the worker still answers must not be read as the next reply
-            self.close()
-            raise
-        finally:
-            alarm.cancel()
-        fault = reply.get("fault", "") if isinstance(reply, dict) else ""
-        if fault or reply is None:
-            self.close()
-            fault = fault or _death(worker, is_late.is_set())
-            raise CorpusError(f"The chat template {self.where} cannot be used: {one_line(fault).rstrip('.')}.", _REMEDY)
-        return reply
+            return self._with_answers(dialogue.messages, dialogue.tools, dialogue.uncounted)
+        except Exception as error:  # of the template: anything at all
+            return TemplateFault(_reason(error))
+
+    def _with_answers(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None, uncounted: Sequence[int]
+    ) -> RenderedDialogue:
+        """Return the text of a dialogue and the spans of the answers that count.
+
+        It is cut if it has no ``{% generation %}`` and too many messages to find all answers.
+        """
+        marked = self._text(messages, False, tools)
+        answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+        if ANSWER_START in marked:
+            text, spans = self._with_ends(*_without_marks(marked))
+            left_out = self._spans_of(messages, tools, answers, uncounted, len(spans)) if uncounted else ()
+            return RenderedDialogue(text, [span for number, span in enumerate(spans) if number not in left_out])
+        spans, rendered, end, is_cut = [], 0, 0, False
+        for place in answers:
+            rendered += 2 * place + 1
+            if rendered > MOST_RENDERED_MESSAGES:
+                is_cut = True
+                break
+            span = self._answer(messages, place, marked, tools)
+            if span is not None:
+                end = span[1]
+                if place not in uncounted:
+                    spans.append(span)
+        return RenderedDialogue(marked[:end] if is_cut else marked, spans, is_cut)
+
+    def _answer(
+        self, messages: Sequence[Message], place: int, whole: str, tools: Sequence[Any] | None
+    ) -> tuple[int, int] | None:
+        """Return the span of one answer; None if the text before it, or with it, is not how the whole text begins."""
+        before = self._text(messages[:place], True, tools)
+        after = whole if place == len(messages) - 1 else self._text(messages[: place + 1], False, tools)
+        if whole.startswith(after) and after.startswith(before) and len(after) > len(before):
+            return len(before), len(after)
+        return None
+
+    def _with_ends(self, text: str, spans: list[tuple[int, int]]) -> tuple[str, list[tuple[int, int]]]:
+        """Let enclosed answers end where their turns do. Raises ValueError if the last one's end is not known."""
+        if self._end is None:
+            self._end = self._written_end()
+        found = []
+        for start, end in spans:
+            for piece in _PIECE.findall(self._end):
+                if not text.startswith(piece, end):
+                    break
+                end += len(piece)
+            found.append((start, end))
+        if found and text[found[-1][1] :].strip():
+            raise ValueError(
+                "it writes text after the last answer, outside of {% generation %}, by which a model could not end it"
+            )
+        return text, found
+
+    def _written_end(self) -> str:
+        """Return what follows an enclosed answer at the end of a short dialogue."""
+        try:
+            text, spans = _without_marks(self._text(_SHORT, False))
+        except Exception:  # of the template: anything at all
+            return ""
+        end = text[spans[-1][1] :] if spans else ""
+        return "" if _SAID in end else end
+
+    def _spans_of(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None,
+        answers: Sequence[int],
+        places: Sequence[int],
+        count: int,
+    ) -> set[int]:
+        """Return which of ``count`` enclosed spans belong to the answers at some places."""
+        if count == len(answers):
+            return {number for number, place in enumerate(answers) if place in places}
+        found: set[int] = set()
+        for place in places:
+            first, after = (
+                len(_without_marks(self._text(messages[:end], False, tools))[1]) if end else 0
+                for end in (place, place + 1)
+            )
+            found |= {*range(first, after)}
+        return found
 
 
 def template_in(tokenizer_config: object) -> str | None:
@@ -297,37 +340,48 @@ def read_template(file: Path) -> str:
     )
 
 
+def _as_call(found: re.Match[str]) -> str:
+    """Return the tag of a call of the macro that marks an answer, in place of ``{% generation %}`` or its end."""
+    before, is_end, after = found.groups()
+    return f"{{%{before} {'endcall' if is_end else 'call _answer()'} {after}%}}"
+
+
 def _unmarked(text: str) -> str:
     return text.replace(ANSWER_START, "").replace(ANSWER_END, "")
 
 
-def _parsed(reply: Any, count: int) -> list[RenderedDialogue | TemplateFault]:
-    """Check the shape of a reply, which comes from the process in which a stranger's program runs."""
-    found: list[RenderedDialogue | TemplateFault] = []
-    for each in reply["rendered"]:
-        if isinstance(each, dict):
-            found.append(TemplateFault(one_line(each["fault"]).rstrip("."), bool(each["is_slow"])))
-        else:
-            text, spans, is_cut = each
-            found.append(RenderedDialogue(str(text), [(int(start), int(end)) for start, end in spans], bool(is_cut)))
-    if len(found) != count:
-        raise ValueError(f"{len(found)} rendered dialogues instead of {count}")
-    return found
+def _reason(error: Exception) -> str:
+    """Return why a template fails, without names of Python's errors, which mean nothing to its author."""
+    import jinja2
+
+    found = str(error)
+    if isinstance(error, MemoryError):
+        found = "it needs more memory than there is"
+    elif isinstance(error, LookupError) and not isinstance(error, jinja2.TemplateError):
+        found = f"it looks for {found[:200]} where there is none"
+    elif isinstance(error, RecursionError):
+        found = "its parts enclose or call each other too deeply"
+    elif isinstance(error, ValueError) and "digits" in found:
+        found = f"it writes a number of more than {sys.get_int_max_str_digits():,} digits"
+    return one_line(found or "it fails").rstrip(".")
 
 
-def _death(worker: subprocess.Popen[bytes], is_late: bool) -> str:
-    """Return why a worker that has ended, or was ended, did not answer."""
-    if is_late:
-        return f"it has not rendered a few dialogues within {DEADLINE_S / 60:.0f} min"
-    if worker.returncode == -signal.SIGXCPU:
-        return f"one dialogue takes it more than {template_worker.CPU_S} s of processor time"
-    return "its process was ended by something else"
-
-
-def _end(worker: subprocess.Popen[bytes]) -> None:
-    worker.kill()
-    worker.wait()
-    for pipe in (worker.stdin, worker.stdout):
-        if pipe is not None:
-            with contextlib.suppress(OSError):  # what was not flushed
-                pipe.close()
+def _without_marks(marked: str) -> tuple[str, list[tuple[int, int]]]:
+    spans: list[tuple[int, int]] = []
+    pieces: list[str] = []
+    length, start = 0, None
+    rest = marked
+    while True:
+        places = [place for mark in (ANSWER_START, ANSWER_END) if (place := rest.find(mark)) >= 0]
+        end = min(places, default=len(rest))
+        pieces.append(rest[:end])
+        length += end
+        if not places:
+            return "".join(pieces), spans
+        if rest[end] == ANSWER_START:
+            start = length if start is None else start
+        elif start is not None:
+            if length > start:
+                spans.append((start, length))
+            start = None
+        rest = rest[end + 1 :]

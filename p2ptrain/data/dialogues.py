@@ -7,16 +7,14 @@ fields, and the list ``tools`` of its row, are for the chat template, as in ``ap
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.base.text import one_line, printable
 from p2ptrain.data.chat_template import Dialogue
-from p2ptrain.data.hub import split_files
 from p2ptrain.data.rows import (
-    SURE_ROWS,
     TextCounts,
     Unusable,
     jsonl_values,
@@ -24,13 +22,8 @@ from p2ptrain.data.rows import (
     names,
     parquet_types,
     parquet_values,
-    skip,
 )
-from p2ptrain.data.sources import hub_errors, hub_name, named_data
 from p2ptrain.data.unpacking import RowFile
-
-if TYPE_CHECKING:
-    from p2ptrain.manifest.sources import FileCorpus, HubCorpus
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -53,36 +46,17 @@ DEFAULT_MESSAGES = "messages"
 TOOLS = "tools"
 """Column of the tools, as TRL and OpenAI have it."""
 
-_REMEDY = "Correct or remove that row. If the run is not yours, ask its author."
+_REMEDY = "Correct or remove that row."
 
 
 class BrokenRowError(CorpusError):
     """A row of a file has no usable dialogue; the remedy is for the corpus of a run."""
 
 
-def read_dialogues(spec: FileCorpus | HubCorpus, data: Path | None, counts: TextCounts) -> Iterator[Dialogue]:
-    """Yield the dialogues of a corpus, in order.
-
-    A broken row of a file is an error, since its author can mend it; of a data set of the hub it is skipped and counted
-    in ``counts``.
-
-    Raises:
-        CorpusError: the file is missing or unreadable, a row of it is broken, or most rows of a data set are.
-    """
-    if spec.kind == "hub":
-        counts.where = hub_name(spec)
-        with hub_errors(counts.where, "reading begins anew"):
-            for file in split_files(spec):
-                found, unit = _rows(file, file.format, spec.text_field)
-                yield from _usable(found, f"{one_line(file.path)}, {unit}", counts)
-        return
-    yield from file_dialogues(named_data(spec, data), spec.format, spec.text_field, counts)
-
-
 def file_dialogues(path: Path, file_format: str, column: str, counts: TextCounts) -> Iterator[Dialogue]:
     """Yield the dialogues of a jsonl or parquet file, in order. Raises CorpusError, BrokenRowError for a broken row."""
     counts.where = printable(path)
-    found, unit = _rows(path, file_format, column)
+    found, unit = dialogue_rows(path, file_format, column)
     for number, dialogue in found:
         counts.rows += 1
         place = f"{unit} {number:,}"
@@ -112,26 +86,17 @@ def broken(counts: TextCounts, place: str, why: str) -> BrokenRowError:
     return BrokenRowError(f"{counts.where}, {place}: {why}.", _REMEDY)
 
 
-def _rows(file: RowFile, file_format: str, column: str) -> tuple[Iterator[tuple[int, Dialogue | Unusable]], str]:
-    """Return the rows of a file, and what their numbers count."""
+def dialogue_rows(
+    file: RowFile, file_format: str, column: str, after: int = 0
+) -> tuple[Iterator[tuple[int, Dialogue | Unusable]], str]:
+    """Return the rows of a file after one, and what their numbers count."""
     if file_format == "jsonl":
-        return jsonl_values(file, lambda row: dialogue_of_row(row, column)), "line"
-    found = parquet_values(
-        file, column, _check_messages, lambda value, tools: _from_arrow(value, tools, column), beside=TOOLS
-    )
-    return found, "row"
+        return jsonl_values(file, lambda row: dialogue_of_row(row, column), after), "line"
 
+    def take(value: Any, tools: Any) -> Dialogue | Unusable:
+        return _from_arrow(value, tools, column)
 
-def _usable(rows: Iterable[tuple[int, Dialogue | Unusable]], unit: str, counts: TextCounts) -> Iterator[Dialogue]:
-    for number, dialogue in rows:
-        if counts.skipped == counts.rows == SURE_ROWS:
-            counts.check(is_whole=False)
-        counts.rows += 1
-        place = f"{unit} {number:,}"
-        if isinstance(dialogue, Unusable):
-            skip(counts, place, dialogue.why)
-        else:
-            yield dialogue._replace(place=place)
+    return parquet_values(file, column, _check_messages, take, after, beside=TOOLS), "row"
 
 
 def dialogue_of_row(row: object, column: str) -> Dialogue | Unusable:
@@ -251,8 +216,7 @@ def _check_messages(kind: Any, column: str, file: RowFile) -> None:
     if not _is_messages(kind):
         raise CorpusError(
             f"The column {column!r} of {printable(f'{file}')} holds {one_line(str(kind), 80)}, not messages.",
-            "Name the column with the messages: `p2ptrain init --text-field`, or corpus.text_field before the run is "
-            "signed. If the run is not yours, ask its author.",
+            "Name the column with the messages: p2ptrain init --text-field COLUMN",
         )
 
 

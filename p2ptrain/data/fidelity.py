@@ -41,7 +41,7 @@ class FidelityCheck:
         self._counts = counts
         self._sample: list[str] = []
         self._sampled = 0  # characters
-        self._tokens = self._unknown = 0
+        self._tokens = self._unknown = self._replaced = 0
 
     def state(self) -> dict[str, Any]:
         """Return everything counted so far as a JSON object, from which ``resume`` continues in a later process."""
@@ -50,6 +50,7 @@ class FidelityCheck:
             "text_bytes": self._counts.text_bytes,
             "tokens": self._tokens,
             "unknown": self._unknown,
+            "replaced": self._replaced,
             "sample": self._sample,
         }
 
@@ -57,6 +58,7 @@ class FidelityCheck:
         """Continue from a ``state`` that was saved at a document's end."""
         self._counts.documents, self._counts.text_bytes = state["documents"], state["text_bytes"]
         self._tokens, self._unknown, self._sample = state["tokens"], state["unknown"], state["sample"]
+        self._replaced = state["replaced"]
         self._sampled = sum(map(len, self._sample))
 
     def reading(self, pieces: Iterable[TextChunk]) -> Iterator[TextChunk]:
@@ -66,7 +68,9 @@ class FidelityCheck:
             yield piece
 
     def sample(self, text: str) -> None:
-        """Remember a text as pairs of lines, if it is at the start."""
+        """Remember a text as pairs of lines, if it is at the start; count characters that the tokenizer replaces."""
+        if self._tokenizer.replaced:
+            self._replaced += text.count(self._tokenizer.replaced)
         if self._sampled < SAMPLE_CHARACTERS:
             lines = text[: SAMPLE_CHARACTERS - self._sampled].splitlines(keepends=True)
             self._sample += ["".join(lines[start : start + 2]) for start in range(0, len(lines), 2)]
@@ -95,7 +99,7 @@ class FidelityCheck:
             raise CorpusError(
                 f"The tokenizer does not know this text: {100 * self._unknown_share:.0f} % of the tokens are the "
                 "unknown one.",
-                "Ask the run's author for a run whose tokenizer was trained on such a text.",
+                "Use a tokenizer that was trained on such a text.",
             )
 
     def warnings(self) -> Iterator[str]:
@@ -105,6 +109,11 @@ class FidelityCheck:
                 f"{100 * self._unknown_share:.1f} % of the tokens are the unknown token, as the tokenizer's vocabulary "
                 "lacks that text"
             )
+        if self._replaced:
+            yield (
+                f"{self._replaced:,} zero bytes of the text became U+FFFD, as byte 0 separates documents; a text with "
+                "many of them may not be text"
+            )
         documents = self._counts.documents
         if documents > 1 and self._tokenizer.separator is None and not self._is_packed:
             yield (
@@ -113,6 +122,11 @@ class FidelityCheck:
             )
         yield from self._tokenizer.unused
         yield from self._changes()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no text was read so far."""
+        return not self._sample
 
     @property
     def _unknown_share(self) -> float:

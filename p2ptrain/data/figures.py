@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from p2ptrain.data.corpus import TextSummary, split_of
 from p2ptrain.data.rows import reasons
-from p2ptrain.data.split import HELD_OUT_TOKENS, tokens_to_read
+from p2ptrain.data.text_summary import TextSummary
 from p2ptrain.manifest import parameter_count
 from p2ptrain.manifest.fitting import epochs, never_read, repetition
+from p2ptrain.tokens import builtin
+from p2ptrain.tokens.corpus import HELD_OUT_TOKENS
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Manifest
@@ -31,12 +32,12 @@ class TextFigures:
     parameters: int
     tokens_per_parameter: float
     """Training tokens per parameter of the model."""
-    vocabulary: int
+    vocabulary: int | None
     """Ids of the tokenizer."""
     model_vocabulary: int
     """Ids of the model."""
     is_cut: bool
-    """Whether corpus.max_tokens leaves out the rest of the text."""
+    """Whether there is more text than the run needs, which was not read."""
     documents: int | None
     bytes: int | None
     """Bytes of the text that is used, as UTF-8."""
@@ -56,28 +57,30 @@ class TextFigures:
     """Dialogues that are longer than a sequence."""
     left_out: int = 0
     """Dialogues whose first answer begins after a sequence's end."""
+    sources: list[str] = field(default_factory=list)
+    """Where the text came from."""
 
     def table(self) -> list[tuple[str, str]]:
         """Return names and values for people."""
         share = 100 * never_read(self.epochs)
         unread = f"; each in its own order, so that two or more leave out up to {share:.0f} %" if share >= 1 else ""
-        unused = self.tokens - self.training_tokens - self.held_out_tokens
         lines = [
             ("tokens", f"{self.tokens:,}"),
             ("training tokens", f"{self.training_tokens:,}"),
             ("held-out tokens", f"{self.held_out_tokens:,}; the loss is measured on {self.measured_tokens:,} of them"),
-            ("unused tokens", f"{unused:,}, the ends of parts, shorter than a sequence of {self.sequence_length:,}"),
             ("run", f"{self.run_tokens:,} tokens of all peers together, {self.epochs:,.2f} times the text{unread}"),
             ("model", f"{self.parameters:,} parameters, {self.tokens_per_parameter:,.2f} training tokens for each"),
-            ("vocabulary", f"{self.vocabulary:,} ids of the tokenizer, {self.model_vocabulary:,} of the model"),
         ]
+        if self.vocabulary is not None:
+            of_model = f"{self.model_vocabulary:,} of the model"
+            lines.append(("vocabulary", f"{self.vocabulary:,} ids of the tokenizer, {of_model}"))
         if self.documents is not None:
             used = f"{self.documents:,}, {self.bytes:,} bytes, {self.tokens_per_byte:.3f} tokens per byte"
             lines.append(("dialogues" if self.answer_tokens else "documents", used))
         if self.answer_tokens:
             lines += self._dialogue_lines()
         if self.is_cut:
-            lines.append(("left out", "the text after corpus.max_tokens"))
+            lines.append(("left out", "the text beyond what the run needs; init --all takes it, too"))
         if self.skipped and self.rows is not None:
             why = reasons(self.skipped_examples, self.skipped)
             lines.append(("rows skipped", f"{self.skipped:,} of {self.rows:,} ({why})"))
@@ -93,35 +96,37 @@ class TextFigures:
         return [*found, ("truncated", cut)] if self.truncated or self.left_out else found
 
 
-def text_figures(manifest: Manifest, tokens: int, vocabulary: int, summary: TextSummary | None) -> TextFigures:
-    """Return the figures of a token stream of ``tokens`` ids.
+def text_figures(manifest: Manifest, summary: TextSummary | None) -> TextFigures:
+    """Return the figures of a run's text.
 
     Args:
-        vocabulary: ids of the tokenizer.
         summary: what was read; None if that is not known.
 
     Raises:
         CorpusError: too short for a training and a held-out sequence.
     """
-    split = split_of(manifest, tokens)
-    training = split.train_tokens
-    parameters = parameter_count(manifest.model)
-    is_cut = manifest.corpus.kind != "builtin" and tokens >= manifest.corpus.max_tokens
+    length, corpus = manifest.training.sequence_length, manifest.corpus
+    if corpus.kind == "builtin":
+        parts = builtin.regions(builtin.text(corpus.name), length, corpus.validation_fraction)
+        training, held_out = parts.training.size, parts.held_out.size
+    else:
+        training, held_out = corpus.training_tokens, corpus.held_out_tokens
+    tokens, parameters = training + held_out, parameter_count(manifest.model)
     counts = None if summary is None else summary.counts
     warning = repetition(manifest, training)
     return TextFigures(
         tokens=tokens,
         training_tokens=training,
-        held_out_tokens=split.held_out_tokens,
-        measured_tokens=tokens_to_read(split.held_out_tokens, split.sequence_length, HELD_OUT_TOKENS),
-        sequence_length=split.sequence_length,
+        held_out_tokens=held_out,
+        measured_tokens=max(1, min(HELD_OUT_TOKENS, held_out) // length) * length,
+        sequence_length=length,
         run_tokens=manifest.run.tokens,
         epochs=epochs(manifest, training),
         parameters=parameters,
         tokens_per_parameter=training / parameters,
-        vocabulary=vocabulary,
+        vocabulary=summary.vocabulary if summary else None,
         model_vocabulary=manifest.model.config.vocab_size,
-        is_cut=is_cut,
+        is_cut=counts is not None and counts.is_cut,
         documents=counts.documents if counts else None,
         bytes=counts.text_bytes if counts else None,
         tokens_per_byte=tokens / max(1, counts.text_bytes) if counts else None,
@@ -132,5 +137,6 @@ def text_figures(manifest: Manifest, tokens: int, vocabulary: int, summary: Text
         padding_tokens=counts.padding_tokens if counts else 0,
         truncated=counts.truncated if counts else 0,
         left_out=counts.left_out if counts else 0,
+        sources=summary.sources if summary else [],
         warnings=[*(summary.warnings if summary else ()), *([warning] if warning else ())],
     )

@@ -2,7 +2,7 @@
 
 ::
 
-    DIRECTORY/<sha256>    one file: a tokenizer.json, a small corpus, or small initial weights
+    DIRECTORY/<sha256>    one file: the index of the text, a tokenizer.json, or small initial weights
 
 A file is used only if its SHA-256 is its name.
 """
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from p2ptrain.base import files
 from p2ptrain.base.errors import CorpusError, HomeError
 from p2ptrain.data.chat_template import CHATML
-from p2ptrain.data.packed_stream import template_name
 from p2ptrain.data.sources import check_digest
 from p2ptrain.data.tokenizer import MOST_TOKENIZER_BYTES
 
@@ -24,10 +23,12 @@ if TYPE_CHECKING:
     from p2ptrain.manifest import Manifest
 
 MOST_STORED_BYTES = MOST_TOKENIZER_BYTES
-"""Largest file that is stored and sent to peers: a minute at 10 Mbit/s. Owners pass a larger corpus with --data. Guess:
-upload rates and corpus sizes of real runs would settle it."""
+"""Largest file that is stored and sent to peers: a minute at 10 Mbit/s. Guess: upload rates of real runs, and sizes of
+initial weights, would settle it."""
 
 
+INDEX = "index"
+"""Name of the file that has the digests of the text's shards."""
 WEIGHTS_OPTION = "--weights"
 SETTINGS = "settings"
 """Name of the file that exports of a continued model need: ``published_settings``."""
@@ -40,21 +41,26 @@ class NamedFile(NamedTuple):
     """File that a manifest names by digest."""
 
     what: str
-    """``tokenizer``, ``corpus``, ``template``, ``settings`` or ``weights``; of several weights with a number."""
+    """``index``, ``tokenizer``, ``template``, ``settings`` or ``weights``; of several weights with a number."""
     option: str
-    """Option by which an owner names the file; empty if there is none, and training goes on without it."""
+    """Option by which an owner names the file; empty if there is none."""
     sha256: str
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether training needs it; the others only show and export text."""
+        return self.what == INDEX or self.option == WEIGHTS_OPTION
 
 
 def named_files(manifest: Manifest) -> list[NamedFile]:
-    """Return the files that the manifest names by digest."""
-    found = []
+    """Return the files that the manifest names by digest, first the one that is needed first."""
+    found, template = [], getattr(manifest.corpus, "template", "")
+    if manifest.corpus.kind == "shards":
+        found.append(NamedFile(INDEX, "", manifest.corpus.root))
     if manifest.tokenizer.kind == "file":
-        found.append(NamedFile("tokenizer", "--tokenizer", manifest.tokenizer.sha256))
-    if manifest.corpus.kind == "file":
-        found.append(NamedFile("corpus", "--data", manifest.corpus.sha256))
-    if (template := template_name(manifest.corpus)) not in ("", CHATML):
-        found.append(NamedFile("template", "--template", template))
+        found.append(NamedFile("tokenizer", "", manifest.tokenizer.sha256))
+    if template not in ("", CHATML):
+        found.append(NamedFile("template", "", template))
     if manifest.model.init is not None and manifest.model.init.settings is not None:
         found.append(NamedFile(SETTINGS, "", manifest.model.init.settings))
     return [*found, *named_weights(manifest)]

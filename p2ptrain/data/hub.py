@@ -13,14 +13,11 @@ import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any, NamedTuple
 
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.base.text import one_line
 from p2ptrain.data.rows import names
-
-if TYPE_CHECKING:
-    from p2ptrain.manifest import HubCorpus
 
 MAX_CARD_BYTES = 1 << 20
 """Maximum size of a data set's README.md. Guess: the longest cards of the hub would settle it."""
@@ -47,10 +44,25 @@ NO_DATA_SUFFIXES = {"", ".md", ".py", ".ipynb", ".sh", ".yaml", ".yml", ".toml",
 PACKED = (".gz", ".bz2", ".xz", ".zst")
 FORMATS = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
 
-_NAME_FILES = (
-    "Set corpus.config and corpus.split as the data set's page names them, in a manifest.toml without --corpus. If the "
-    "run is not yours, ask its author."
-)
+_NAME_FILES = "Name configuration and split as the data set's page does: --corpus hf:OWNER/NAME:CONFIG:SPLIT"
+
+
+class HubText(NamedTuple):
+    """Split of a data set at a revision."""
+
+    name: str
+    """owner/name."""
+    revision: str
+    """Full commit."""
+    config: str = "default"
+    """Configuration, also called subset. (default: the hub's name of an unnamed one.)"""
+    split: str = "train"
+    """Split. (train: the usual name on the hub.)"""
+
+    @property
+    def title(self) -> str:
+        """Name in messages."""
+        return f"{self.name} (configuration {self.config}, split {self.split}, revision {self.revision})"
 
 
 def huggingface_hub() -> Any:
@@ -73,6 +85,15 @@ class HubFile:
 
     def __str__(self) -> str:
         return self.path
+
+    @property
+    def size(self) -> int:
+        return int(self._filesystem.info(f"{self._root}/{self.path}")["size"])
+
+    @property
+    def identity(self) -> list[Any]:
+        """What changes if the file does."""
+        return [self._root, self.path]
 
     @property
     def format(self) -> str:
@@ -116,7 +137,7 @@ class _WholeReads(io.RawIOBase):
         super().close()
 
 
-def split_files(spec: HubCorpus) -> list[HubFile]:
+def split_files(spec: HubText) -> list[HubFile]:
     """Return the files of the run's configuration and split, in the order in which they are read.
 
     Raises:
@@ -139,13 +160,13 @@ def split_files(spec: HubCorpus) -> list[HubFile]:
         if not each.format:
             raise CorpusError(
                 f"The data set {spec.name} holds {one_line(each.path)}, and only jsonl and parquet can be read.",
-                "Name the commit of the hub's own conversion before the run is signed: git ls-remote "
+                "Name the commit of the hub's own conversion, hf:OWNER/NAME@REVISION: git ls-remote "
                 f"https://huggingface.co/datasets/{spec.name} refs/convert/parquet",
             )
     return files
 
 
-def split_paths(card: str, paths: Sequence[str], spec: HubCorpus) -> list[str]:
+def split_paths(card: str, paths: Sequence[str], spec: HubText) -> list[str]:
     """Return the paths of a split, each once, in order.
 
     Args:
@@ -186,7 +207,7 @@ def _is_data(path: str) -> bool:
     return is_named and not any(part.startswith((".", "__")) for part in parts)
 
 
-def _configs(card: str, spec: HubCorpus) -> dict[str, Mapping[str, Any]]:
+def _configs(card: str, spec: HubText) -> dict[str, Mapping[str, Any]]:
     """Return the configurations of a card, by name; empty if it has none."""
     if not card.lstrip().startswith("---"):
         return {}
@@ -197,7 +218,7 @@ def _configs(card: str, spec: HubCorpus) -> dict[str, Mapping[str, Any]]:
         raise _unclear(f"its README.md cannot be read ({one_line(str(error))})", spec) from error
 
 
-def _patterns(data_files: object, spec: HubCorpus) -> list[str]:
+def _patterns(data_files: object, spec: HubText) -> list[str]:
     """Return the patterns of the split in the ``data_files`` of a card."""
     if isinstance(data_files, str) or (
         isinstance(data_files, list) and all(isinstance(each, str) for each in data_files)
@@ -235,7 +256,7 @@ def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
     return fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
 
 
-def _by_names(paths: Sequence[str], spec: HubCorpus) -> list[str]:
+def _by_names(paths: Sequence[str], spec: HubText) -> list[str]:
     """Return the paths whose names put them into the split: as ``data/SPLIT-00000-of-00001``, or by the hub's words.
 
     Words in names of folders come before those of files; without any, all files are ``train``.
@@ -259,8 +280,8 @@ def _splits_in(parts: Sequence[str]) -> set[str]:
     return {split for split, keywords in SPLIT_KEYWORDS.items() if words & keywords}
 
 
-def _unclear(why: str, spec: HubCorpus) -> CorpusError:
+def _unclear(why: str, spec: HubText) -> CorpusError:
     return CorpusError(
         f"Which files of the data set {spec.name} are its split {spec.split!r} is unclear: {why}.",
-        "Choose another data set, or download its files and use one of them (corpus kind file).",
+        "Choose another data set, or download its files and name them: --corpus FOLDER",
     )

@@ -1,13 +1,10 @@
-"""From a corpus of dialogues to rows of tokens (``packing``), and what was read of them.
-
-An interrupted build begins again, unlike that of a data set's plain text: rows are packed from many dialogues at once.
-"""
+"""From dialogues to rows of tokens (``packing``), and what was read of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -17,13 +14,15 @@ from p2ptrain.data.chat_template import CHATML, ChatTemplate, Dialogue, Template
 from p2ptrain.data.chat_tokens import ChatEncoder
 from p2ptrain.data.dialogues import UNCOUNTED
 from p2ptrain.data.fidelity import FidelityCheck
-from p2ptrain.data.packing import BEGINS, COUNTS, FLAG_BITS, WINDOW_DIALOGUES, EncodedDialogue, packed_rows
 from p2ptrain.data.rows import SURE_ROWS, TextCounts, skip
 from p2ptrain.data.tokenizer import Tokenizer
+from p2ptrain.tokens.packing import BEGINS, COUNTS, FLAG_BITS, WINDOW_DIALOGUES, EncodedDialogue, packed_rows
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Corpus as CorpusSpec
     from p2ptrain.manifest import Manifest
+
+LENGTH_OPTION = "--sequence-length"
 
 REPORTED_TRUNCATED = 0.01
 """Share of truncated dialogues above which the owner is warned: they teach answers without an end. Guess: the held-out
@@ -40,18 +39,33 @@ def template_name(spec: CorpusSpec) -> str:
 
 
 def load_template(spec: CorpusSpec, tokenizer: Tokenizer, file: Path | None = None) -> ChatTemplate:
-    """Load the chat template of a corpus of dialogues, with what an export tells it of the tokenizer.
-
-    Raises CorpusError if there is none, or it is not usable.
-    """
+    """Load the chat template of a run of dialogues. Raises CorpusError if there is none, or it is not usable."""
     name = template_name(spec)
     if not name:
         raise CorpusError(
             "This run was not taught dialogues: it has no chat template.", "Name the home of another run."
         )
+    return named_template(name, tokenizer, file)
+
+
+def named_template(name: str, tokenizer: Tokenizer, file: Path | None = None) -> ChatTemplate:
+    """Load a template with what an export tells it of the tokenizer. Raises CorpusError if it is not usable."""
     variables = {"bos_token": tokenizer.bos_text, "eos_token": tokenizer.separator_text}
     given = {name: text for name, text in variables.items() if text}
     return ChatTemplate.load(name, None if name == CHATML else file, given)
+
+
+class LongDialogue(NamedTuple):
+    """Encoded dialogue of any length."""
+
+    encoded: EncodedDialogue
+    """Tokens of the dialogue, perhaps without the end."""
+    tokens: int
+    """Tokens of all of it."""
+    text_bytes: int
+    """Bytes of the text as UTF-8."""
+    is_cut: bool
+    """Whether the template did not render all of it."""
 
 
 def rows_of_dialogues(
@@ -61,39 +75,69 @@ def rows_of_dialogues(
     dialogues: Iterable[Dialogue],
     counts: TextCounts,
     check: FidelityCheck,
-    most_tokens: int | None,
-    skips_broken: bool,  # dialogues that the template does not render are skipped
     window_dialogues: int = WINDOW_DIALOGUES,  # packed together; 1: a row for each
 ) -> Iterator[np.ndarray]:
-    """Yield the codes of rows [T], at most ``most_tokens`` tokens in all, and count what was read.
+    """Yield the codes of rows [T], and count what was read; see ``encoded_dialogues`` and ``packed``."""
+    return packed(
+        length, tokenizer, encoded_dialogues(encoder, dialogues, counts, check), counts, check, window_dialogues
+    )
+
+
+def encoded_dialogues(
+    encoder: ChatEncoder, dialogues: Iterable[Dialogue], counts: TextCounts, check: FidelityCheck
+) -> Iterator[LongDialogue]:
+    """Yield the tokens of each dialogue that the template renders. Raises CorpusError for one that may not be skipped.
+
+    Those that are skipped are counted.
+    """
+    for dialogue, rendered, encoded in encoder.dialogues(dialogues):
+        if isinstance(encoded, TemplateFault):
+            if not dialogue.may_skip:
+                raise encoder.template.fault(f"{counts.where}, {dialogue.place}", encoded.why)
+            skip(counts, dialogue.place, f"the chat template does not render it: {encoded.why}")
+            if counts.skipped == SURE_ROWS and check.is_empty:
+                raise encoder.template.fault(f"{counts.where}, {dialogue.place}", encoded.why)
+            continue
+        for message in dialogue.messages:
+            check.sample(message["content"] or "")
+        counts.count_unused(encoder.unused_fields(dialogue))
+        bits = str(len(encoded.ids).bit_length())
+        counts.length_bits[bits] = counts.length_bits.get(bits, 0) + 1
+        text_bytes = len(rendered.text.encode(errors="replace"))
+        yield LongDialogue(encoded, len(encoded.ids), text_bytes, rendered.is_cut)
+
+
+def packed(
+    length: int,  # T
+    tokenizer: Tokenizer,
+    dialogues: Iterable[LongDialogue],
+    counts: TextCounts,
+    check: FidelityCheck,
+    window_dialogues: int = WINDOW_DIALOGUES,  # packed together; 1: a row for each
+) -> Iterator[np.ndarray]:
+    """Yield the codes of rows [T], and count what is used.
 
     Raises:
-        CorpusError: the template does not render a dialogue of a file, most dialogues have no answer within a row, or
-            the tokenizer does not know the text.
+        UnansweredError: most dialogues have no answer within a row.
+        CorpusError: the tokenizer does not know the text.
     """
-    used = _used(length, encoder, dialogues, counts, check, skips_broken)
-    left = None if most_tokens is None else most_tokens // length
+    used = _used(length, dialogues, counts, check)
     for row in packed_rows(used, length, tokenizer.separator or 0, window_dialogues):
-        if left == 0:
-            break
         counts.answer_tokens += int(np.count_nonzero(row & COUNTS))
         counts.padding_tokens += _padding(row)
         yield row
-        left = None if left is None else left - 1
     check.finish()
-    if 2 * counts.left_out > counts.rows:
+    if counts.left_out > counts.documents:
         unused = "".join(f". {each[0].upper()}{each[1:]}" for each in _unused(counts))
         raise UnansweredError(
-            f"{counts.left_out:,} of {counts.rows:,} dialogues of {counts.where} have no answer that counts within "
-            f"{length:,} tokens{unused}.",
-            "Raise training.sequence_length, use a tokenizer with larger tokens, or let more answers count "
-            f"({', '.join(UNCOUNTED)}), before the run is signed. If the run is not yours, ask its author.",
+            f"{counts.left_out:,} of {counts.left_out + counts.documents:,} dialogues of {counts.where} have no answer "
+            f"that counts within {length:,} tokens{unused}.",
+            f"Give a longer {LENGTH_OPTION}, a tokenizer with larger tokens, or let more answers count "
+            f"({', '.join(UNCOUNTED)}).",
         )
 
 
-def warnings(
-    counts: TextCounts, limit: str = "training.sequence_length", length: int = 0, most: int | None = None
-) -> Iterator[str]:
+def warnings(counts: TextCounts, limit: str = LENGTH_OPTION, length: int = 0, most: int | None = None) -> Iterator[str]:
     """Yield sentences, without their full stops, on dialogues that are used in part or not at all.
 
     Args:
@@ -102,7 +146,7 @@ def warnings(
         most: tokens that the model reads; None: as many as the run says.
     """
     if counts.truncated > REPORTED_TRUNCATED * counts.documents:
-        enough = enough_tokens(counts)
+        enough = enough_tokens(counts.length_bits)
         remedy = f". With {limit} = {enough:,}, {100 * WHOLE:.0f} % would be whole" if enough > length else ""
         if remedy and most is not None and enough > most:
             remedy = f". {100 * WHOLE:.0f} % have less than {enough:,}, and the model reads {most:,}"
@@ -134,48 +178,32 @@ WHOLE = 0.95
 ``REPORTED_TRUNCATED``."""
 
 
-def enough_tokens(counts: TextCounts) -> int:
-    """Return the power of two that is a row's length for which ``WHOLE`` of the dialogues are whole."""
-    longer = sum(counts.length_bits.values())
+def enough_tokens(length_bits: Mapping[str, int]) -> int:
+    """Return the power of two that is a row's length for which ``WHOLE`` of the dialogues are whole.
+
+    Args:
+        length_bits: dialogues by the bits of their lengths in tokens: 8 for 128 to 255.
+    """
+    longer = sum(length_bits.values())
     most = (1 - WHOLE) * longer
-    for bits in sorted(map(int, counts.length_bits)):
-        longer -= counts.length_bits[str(bits)]
+    for bits in sorted(map(int, length_bits)):
+        longer -= length_bits[str(bits)]
         if longer <= most:
             return 1 << bits
     return 0
 
 
 def _used(
-    length: int,
-    encoder: ChatEncoder,
-    dialogues: Iterable[Dialogue],
-    counts: TextCounts,
-    check: FidelityCheck,
-    skips_broken: bool,
+    length: int, dialogues: Iterable[LongDialogue], counts: TextCounts, check: FidelityCheck
 ) -> Iterator[EncodedDialogue]:
     """Yield the dialogues that have an answer, at most a row long."""
-    for dialogue, rendered, encoded in encoder.dialogues(dialogues):
-        if isinstance(encoded, TemplateFault):
-            is_template_slow = encoded.is_slow and counts.skipped > counts.documents
-            if is_template_slow or not (skips_broken or encoded.is_slow):
-                raise encoder.template.fault(f"{counts.where}, {dialogue.place}", encoded.why)
-            skip(counts, dialogue.place, f"the chat template does not render it: {encoded.why}")
-            if counts.skipped == SURE_ROWS and counts.documents == 0:
-                counts.check(is_whole=False)
-            continue
-        for message in dialogue.messages:
-            check.sample(message["content"] or "")
-        counts.count_unused(encoder.unused_fields(dialogue))
-        whole = len(encoded.ids)
-        ids, is_predicted = encoded.ids[:length], encoded.counts[:length]
+    for each in dialogues:
+        ids, is_predicted = each.encoded.ids[:length], each.encoded.counts[:length]
         if not is_predicted[1:].any():
             counts.left_out += 1
             continue
-        counts.truncated += whole > length or rendered.is_cut
-        bits = str(whole.bit_length())
-        counts.length_bits[bits] = counts.length_bits.get(bits, 0) + 1
-        text_bytes = len(rendered.text.encode(errors="replace"))
-        check.count(ids, text_bytes * len(ids) // whole, begins_document=True)
+        counts.truncated += each.tokens > length or each.is_cut
+        check.count(ids, each.text_bytes * len(ids) // each.tokens, begins_document=True)
         yield EncodedDialogue(ids, is_predicted)
 
 

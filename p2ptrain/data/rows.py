@@ -19,10 +19,6 @@ from p2ptrain.base.errors import CorpusError
 from p2ptrain.base.text import one_line, printable
 from p2ptrain.data.unpacking import MOST_LINE_BYTES, RowFile, import_pyarrow, unpacked, unreadable
 
-ROWS_VERSION = 3
-"""Version of the text that jsonl and parquet files yield. Raise it when the same files would yield another text, so
-that cached token streams are not used."""
-
 BATCH_ROWS = 64
 """Rows of parquet decoded at once. Guess: the memory that corpora of long documents take would settle it."""
 
@@ -36,10 +32,7 @@ MOST_EXAMPLES = 5
 MOST_NAMES = 10
 """Maximum number of columns that a message names."""
 
-NAME_COLUMN = (
-    "Name the column with the text: `p2ptrain init --text-field`, or corpus.text_field before the run is signed. If "
-    "the run is not yours, ask its author."
-)
+NAME_COLUMN = "Name the column with the text: p2ptrain init --text-field COLUMN"
 
 _NO_FIELD = "no field "
 
@@ -64,13 +57,13 @@ class TextCounts:
     where: str = ""
     """Name of the source in messages."""
     rows: int = 0
-    """Rows read; 0 for plain text. If the text is cut, up to a megabyte of them is read and not used."""
+    """Rows read; 0 for plain text. If the text is cut, some of them are read and not used."""
     documents: int = 0
     """Documents whose tokens are in the stream, the last perhaps in part."""
     text_bytes: int = 0
     """Bytes of their text as UTF-8; of a text that is cut, in proportion to its tokens."""
     is_cut: bool = False
-    """Whether ``corpus.max_tokens`` leaves out the rest of the text."""
+    """Whether there is more text than the run needs, which was not read."""
     skipped: int = 0
     """Rows without usable text; rows with an empty text are not among them."""
     examples: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Conversion between text and token ids: plain bytes, or a ``tokenizer.json`` from the hub or a local file.
+"""Conversion between text and token ids: plain bytes, or a ``tokenizer.json``.
 
 Only the ``tokenizers`` library reads a foreign tokenizer: its format is data and contains no code. Beside a vocabulary
 the file holds settings that cut, pad, extend or randomize what it encodes. ``JsonTokenizer`` turns these off, so that
@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -96,6 +97,14 @@ class Tokenizer(Protocol):
         """Return one array of ids per text, equal for equal texts. Raises CorpusError if the tokenizer is faulty."""
 
     @property
+    def replaced(self) -> str:
+        """Character of a text that becomes U+FFFD; empty if there is none."""
+
+    @property
+    def marks(self) -> Mapping[int, str]:
+        """Ids that ``decode`` leaves out or makes invisible, and how they are shown."""
+
+    @property
     def prefix(self) -> tuple[int, ...]:
         """Ids before each document, as a model that was published with this tokenizer expects them."""
 
@@ -141,6 +150,8 @@ class ByteTokenizer:
     unknown = None
     prefix = ()
     separator_text = bos_text = ""
+    replaced = "\0"
+    marks: Mapping[int, str] = MappingProxyType({0: "\N{SYMBOL FOR NULL}"})
     special_tokens = unused = ()
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -188,6 +199,8 @@ class JsonTokenizer:
         separator: id that ends documents; None: the usual one of the vocabulary.
     """
 
+    replaced = ""
+
     def __init__(
         self,
         tokenizer: HubTokenizer,
@@ -218,7 +231,7 @@ class JsonTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         found = []
         for batch in self._bounded(texts):
-            with _faults("The run's tokenizer cannot encode the text"):
+            with _faults("The tokenizer cannot encode the text"):
                 encodings = self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
             found += [np.asarray(encoding.ids, dtype=np.uint32) for encoding in encodings]
         return found
@@ -233,14 +246,14 @@ class JsonTokenizer:
             size = 0
             for start in range(0, len(whole), NORMALIZED_CHARACTERS):
                 part = whole[start : start + NORMALIZED_CHARACTERS]
-                with _faults("The run's tokenizer cannot encode the text"):
+                with _faults("The tokenizer cannot encode the text"):
                     size += len((part if normalizer is None else normalizer.normalize_str(part)).encode())
                 if size <= MOST_ENCODED_BYTES:
                     continue
                 raise CorpusError(
-                    f"The run's tokenizer makes more than {MOST_ENCODED_BYTES:,} bytes, the most that are encoded at "
+                    f"The tokenizer makes more than {MOST_ENCODED_BYTES:,} bytes, the most that are encoded at "
                     f"once, of {len(text):,} characters of text.",
-                    "Use a tokenizer that does not lengthen the text. If the run is not yours, ask its author.",
+                    "Use a tokenizer that does not lengthen the text.",
                 )
             if batch and size > room:
                 yield batch
@@ -270,6 +283,11 @@ class JsonTokenizer:
         return bool(token) and (added or token in SEPARATORS or self.decode([token_id]) in ("", "\0"))
 
     @property
+    def marks(self) -> Mapping[int, str]:
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {place: token.content for place, token in added.items() if token.special}
+
+    @property
     def special_tokens(self) -> Sequence[str]:
         added = self._tokenizer.get_added_tokens_decoder().values()
         return [token.content for token in added if token.special and token.content]
@@ -279,7 +297,7 @@ class JsonTokenizer:
             self._marked = _marked_copy(self._tokenizer)
         found = []
         for batch in self._bounded(texts):
-            with _faults("The run's tokenizer cannot encode the text"):
+            with _faults("The tokenizer cannot encode the text"):
                 encodings = self._marked.encode_batch(batch, add_special_tokens=False)
             for each in encodings:
                 starts = [start for start, _ in each.offsets]
@@ -322,19 +340,17 @@ def load_tokenizer(
     """Load a tokenizer. Raises CorpusError if it is unavailable, unusable or not the one that the manifest names."""
     if spec.kind == "bytes":
         return ByteTokenizer()
-    if spec.kind == "hub":
-        return _parse(_download(spec.name, spec.revision), has_prefix, spec.separator)
     if tokenizer_file is None:
         raise CorpusError(
-            f"This run's tokenizer is a file with sha256 {spec.sha256}, but no file was given.",
-            "Get that tokenizer.json from the run's author and pass it with --tokenizer FILE.",
+            f"This run's tokenizer is a file with sha256 {spec.sha256}, which is not here.",
+            "Start a peer of the run, which fetches it.",
         )
     with unchanged(tokenizer_file):
         check_digest(tokenizer_file, spec.sha256, "tokenizer")
         return _parse(tokenizer_file, has_prefix, spec.separator)
 
 
-def _download(name: str, revision: str) -> Path:
+def download_tokenizer(name: str, revision: str) -> Path:
     """Return tokenizer.json of a hub model at a revision, from the hub's local cache if it is there.
 
     A file that is larger than ``MOST_TOKENIZER_BYTES`` is not downloaded, if the hub tells its size.
@@ -346,7 +362,7 @@ def _download(name: str, revision: str) -> Path:
             raise CorpusError(
                 f"The tokenizer.json of {name} at revision {revision} has {size_bytes:,} bytes, and at most "
                 f"{MOST_TOKENIZER_BYTES:,} are read.",
-                "Choose a smaller tokenizer before the run is signed. If the run is not yours, ask its author.",
+                "Choose a smaller tokenizer.",
             )
         return Path(download())
     except CorpusError:

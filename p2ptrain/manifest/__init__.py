@@ -5,8 +5,8 @@ link carries it. Any peer may serve the bytes, because a joining peer checks the
 another run. This package does not build models, open corpora or import torch.
 
 A manifest is **untrusted input**. Models are allow-listed, and their size is computed from the shapes and limited.
-Texts and tokenizers ship with the package, are pinned to a commit on the hub, or are named by a digest whose file the
-owner chooses. There are no paths and no code, and every string must match a pattern or a list.
+Texts and tokenizers ship with the package or are named by digest. There are no paths to read and no code, and every
+string must match a pattern or a list.
 """
 
 from p2ptrain.manifest.advice import advice
@@ -30,7 +30,7 @@ from p2ptrain.manifest.model import parameter_count
 from p2ptrain.manifest.presets import PRESETS, preset
 from p2ptrain.manifest.schema import CodecSection, Manifest, OuterSection, SwarmSection, TrainingSection
 from p2ptrain.manifest.signing import SignedManifest, genuine_run
-from p2ptrain.manifest.sources import Corpus, HubCorpus, Tokenizer
+from p2ptrain.manifest.sources import Corpus, Tokenizer
 
 __all__ = [
     "KEY_FILE",
@@ -41,7 +41,6 @@ __all__ = [
     "CodecSection",
     "Corpus",
     "Decoder",
-    "HubCorpus",
     "JoinLink",
     "Manifest",
     "OuterSection",

@@ -1,6 +1,7 @@
 """Presets for new runs: ``demo`` (minutes on a laptop), ``llama-15m`` (hours), ``llama-135m`` (GPUs).
 
-The first two read the shipped Shakespeare as bytes and need no internet. Guess: for each number without a
+The first two read the shipped Shakespeare as bytes and need no internet; for the third one ``init`` reads
+``PRESET_TEXTS``. Guess: for each number without a
 source in a comment, sweep it in short runs.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from p2ptrain.base.errors import ManifestError
 from p2ptrain.base.ids import PROTOCOL_VERSION
@@ -137,21 +138,9 @@ _LLAMA_135M: dict[str, Any] = {
             "tie_word_embeddings": True,
         },
     },
-    "tokenizer": {
-        "kind": "hub",
-        "name": "HuggingFaceTB/SmolLM-135M",
-        "revision": "1d461723eec654e65efdc40cf49301c89c0c92f4",
-    },
-    "corpus": {
-        "kind": "hub",
-        "name": "HuggingFaceFW/fineweb-edu",
-        "revision": "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9",
-        "config": "sample-10BT",
-        "split": "train",
-        "text_field": "text",
-        "max_tokens": 680_000_000,  # All peers together read them at most four times (manifest/fitting.py).
-        "validation_fraction": 0.005,
-    },
+    # init replaces both by the texts of PRESET_TEXTS.
+    "tokenizer": {"kind": "bytes"},
+    "corpus": _SHAKESPEARE,
     "training": {
         **_INNER,
         "sequence_length": 2048,
@@ -176,6 +165,24 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {"demo": _DEMO, "llama-15m": _LLAMA_15M, "llama-135m": _LLAMA_135M}
 )
 """Manifests without protocol version and author's key."""
+
+
+class PresetText(NamedTuple):
+    """What ``init`` reads for a preset, if the author names nothing else."""
+
+    corpus: str
+    tokenizer: str
+
+
+PRESET_TEXTS: Mapping[str | None, PresetText] = MappingProxyType(
+    {
+        "llama-135m": PresetText(
+            "hf:HuggingFaceFW/fineweb-edu@87f09149ef4734204d70ed1d046ddc9ca3f2b8f9:sample-10BT",
+            "hf:HuggingFaceTB/SmolLM-135M@1d461723eec654e65efdc40cf49301c89c0c92f4",
+        )
+    }
+)
+"""Texts and tokenizers of the presets whose text is not the shipped one."""
 
 
 def preset(name: str, public_key: str) -> Manifest:

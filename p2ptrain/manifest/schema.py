@@ -15,7 +15,7 @@ from p2ptrain.base.codec_names import FRAGMENT_ALIGNMENT, GradientCodec, WeightC
 from p2ptrain.manifest.decoder import MAX_LOGITS
 from p2ptrain.manifest.model import Model, parameter_count
 from p2ptrain.manifest.section import Digest, Section, Title
-from p2ptrain.manifest.sources import BYTE_VOCABULARY, BytesTokenizer, Corpus, FileCorpus, Tokenizer
+from p2ptrain.manifest.sources import BYTE_VOCABULARY, BuiltinCorpus, BytesTokenizer, Corpus, Tokenizer
 from p2ptrain.recipes import RECIPES
 
 NEEDS_EVERYBODY = frozenset(name for name, recipe in RECIPES.items() if recipe.is_collective)
@@ -293,9 +293,11 @@ def _model_faults(manifest: Manifest) -> list[str]:
 
 
 def _corpus_faults(manifest: Manifest) -> list[str]:
-    corpus = manifest.corpus
-    if isinstance(corpus, FileCorpus) and corpus.template and corpus.format == "text":
-        return ["corpus.template: dialogues are in files of format jsonl or parquet, and corpus.format is text"]
+    if isinstance(manifest.corpus, BuiltinCorpus) and not isinstance(manifest.tokenizer, BytesTokenizer):
+        return [
+            "corpus.kind: builtin is read as bytes, and tokenizer.kind is file; to tokenize the shipped text, use"
+            " p2ptrain init NEW_RUN --tokenizer FILE"
+        ]
     return []
 
 

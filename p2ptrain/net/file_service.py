@@ -18,8 +18,10 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, short
@@ -43,11 +45,77 @@ OVERALL = RateLimit(burst=36.0 * MOST_STORED_BYTES, per_s=36.0 * MOST_STORED_BYT
 """Bytes sent to all peers: on average 0.7 MB/s. Guess: how many newcomers a run has in an hour."""
 MIN_COST = 4096
 """Bytes that a request costs at least, so that requests for missing files are limited, too."""
-_MAX_MESSAGE_BYTES = 64
+MAX_MESSAGE_BYTES = 64
 _MAX_WORDS = 120
 
 
-class FileServer:
+class BusyError(NetworkError):
+    """The other side serves others at the moment."""
+
+
+class PieceServer(ABC):
+    """Server of things that have a SHA-256, a piece at a time.
+
+    Args:
+        about: what is served, for errors' texts.
+        rates: say whether this node serves others.
+        limits: bytes sent to one peer, and to all.
+    """
+
+    def __init__(self, about: str, rates: Throttles | None, clock: Clock, limits: RateLimiter[PeerId]) -> None:
+        self._about = about
+        self._rates = rates or Throttles()
+        self._clock = clock
+        self._limits = limits
+
+    @abstractmethod
+    async def piece(self, sha256: str, offset: int) -> tuple[int, bytes]:
+        """Return a thing's size and at most ``PIECE_BYTES`` of it; 0 and nothing if it is not here."""
+
+    async def other(self, link: Link, request: list[Any]) -> None:
+        """Answer another request than for a piece. Raises RemoteError if there is none of that kind."""
+        raise RemoteError(f"expected a request for {self._about}, got {str(request)[:_MAX_WORDS]}")
+
+    async def answer(self, link: Link) -> None:
+        """Serve a stream until its initiator has enough. Raises NetworkError and RemoteError."""
+        while True:
+            match await receive_message(link, self._about, MAX_MESSAGE_BYTES):
+                case ["piece", bytes(digest), int(offset)] if len(digest) == 32 and 0 <= offset < MOST_STORED_BYTES:
+                    await self._send(link, digest.hex(), offset)
+                case ["enough"]:
+                    return
+                case request:
+                    await self.other(link, request)
+
+    async def _send(self, link: Link, sha256: str, offset: int) -> None:
+        self.check(link)
+        total, piece = await self.piece(sha256, offset)
+        if not (self.admits(link, total, len(piece)) or await self.admits_later(link, total, len(piece))):
+            await self.refuse(link)
+            return
+        await send_message(link, ["piece", total])
+        if piece:
+            await send_payload(link, [piece])
+
+    def check(self, link: Link) -> None:
+        """Raise NetworkError if this node does not serve now."""
+        if self._rates.rests or not self._rates.gives:
+            raise NetworkError(f"{short(link.peer)} asked for {self._about}, but this peer is not serving any")
+
+    def admits(self, link: Link, total_bytes: int, size_bytes: int) -> bool:
+        """Return whether the other side may have ``size_bytes`` of a thing now, and count them."""
+        return self._limits.admits(link.peer, self._clock(), max(size_bytes, MIN_COST))
+
+    async def admits_later(self, link: Link, total_bytes: int, size_bytes: int) -> bool:
+        """Wait until the other side may have what it may not have now; return False if that takes too long."""
+        return False
+
+    async def refuse(self, link: Link) -> None:
+        """Tell the other side that it may have nothing now. Raises NetworkError to close the link instead."""
+        raise NetworkError(f"{short(link.peer)} sent too many requests for {self._about}")
+
+
+class FileServer(PieceServer):
     """Server of this node's files.
 
     Args:
@@ -58,51 +126,44 @@ class FileServer:
     def __init__(
         self, files: Mapping[str, Path], rates: Throttles | None = None, clock: Clock = time.monotonic
     ) -> None:
+        super().__init__("files", rates, clock, RateLimiter(EACH, OVERALL))
         self._files = files
-        self._rates = rates or Throttles()
-        self._clock = clock
-        self._limits: RateLimiter[PeerId] = RateLimiter(EACH, OVERALL)
 
-    async def answer(self, link: Link) -> None:
-        """Serve a stream until its initiator has enough. Raises NetworkError and RemoteError."""
-        while True:
-            match await receive_message(link, "files", _MAX_MESSAGE_BYTES):
-                case ["piece", bytes(digest), int(offset)] if len(digest) == 32 and 0 <= offset < MOST_STORED_BYTES:
-                    await self._send(link, digest.hex(), offset)
-                case ["enough"]:
-                    return
-                case other:
-                    raise RemoteError(f"expected a request for a file, got {str(other)[:_MAX_WORDS]}")
-
-    async def _send(self, link: Link, sha256: str, offset: int) -> None:
-        if self._rates.rests or not self._rates.gives:
-            raise NetworkError(f"{short(link.peer)} asked for a file, but this peer is not serving any")
+    async def piece(self, sha256: str, offset: int) -> tuple[int, bytes]:
         path = self._files.get(sha256)
-        total, piece = (0, b"") if path is None else await asyncio.to_thread(_read, path, offset)
-        if not self._limits.admits(link.peer, self._clock(), max(len(piece), MIN_COST)):
-            raise NetworkError(f"{short(link.peer)} sent too many file requests")
-        await send_message(link, ["piece", total])
-        if piece:
-            await send_payload(link, [piece])
+        return (0, b"") if path is None else await asyncio.to_thread(read_piece, path, offset)
 
 
-async def download(link: Link, sha256: str, have: bytearray) -> bool:
-    """Append to ``have`` what is missing of a file, at most ``MOST_STORED_BYTES`` in all, without checking its digest.
+async def download(
+    link: Link,
+    sha256: str,
+    have: bytearray,
+    most_bytes: int = MOST_STORED_BYTES,
+    piece_bytes: int = PIECE_BYTES,
+    received: Callable[[int], None] = lambda size: None,
+) -> bool:
+    """Append to ``have`` what is missing of a file, at most ``most_bytes`` in all, without checking its digest.
 
-    Returns False if the other side does not have it. Raises NetworkError and RemoteError, the latter also if the other
-    side's file is not longer than ``have``, which keeps all whole pieces.
+    Args:
+        received: called with the size of ``have`` after each piece.
+
+    Returns False if the other side does not have it. Raises BusyError, NetworkError and RemoteError, the latter also if
+    the other side's file is not longer than ``have``, which keeps all whole pieces.
     """
     while True:
         await send_message(link, ["piece", bytes.fromhex(sha256), len(have)])
-        match await receive_message(link, "files", _MAX_MESSAGE_BYTES):
-            case ["piece", int(total)] if total == 0 or len(have) < total <= MOST_STORED_BYTES:
+        match await receive_message(link, "files", MAX_MESSAGE_BYTES):
+            case ["piece", int(total)] if total == 0 or len(have) < total <= most_bytes:
                 pass
+            case ["busy"]:
+                raise BusyError(f"{short(link.peer)} serves others at the moment")
             case other:
                 raise RemoteError(f"expected the size of a file, got {str(other)[:_MAX_WORDS]}")
         if total == 0:
             return False
-        [piece] = await receive_payload(link, [min(PIECE_BYTES, total - len(have))])
+        [piece] = await receive_payload(link, [min(piece_bytes, total - len(have))])
         have += piece
+        received(len(have))
         if len(have) == total:
             with contextlib.suppress(NetworkError):  # the other side may have closed the link
                 await send_message(link, ["enough"])
@@ -115,14 +176,14 @@ async def size_of(link: Link, sha256: str) -> int:
     Raises NetworkError and RemoteError.
     """
     await send_message(link, ["piece", bytes.fromhex(sha256), MOST_STORED_BYTES - 1])  # the last byte, at most
-    match await receive_message(link, "files", _MAX_MESSAGE_BYTES):
+    match await receive_message(link, "files", MAX_MESSAGE_BYTES):
         case ["piece", int(total)] if 0 <= total <= MOST_STORED_BYTES:
             return total
         case other:
             raise RemoteError(f"expected the size of a file, got {str(other)[:_MAX_WORDS]}")
 
 
-def _read(path: Path, offset: int) -> tuple[int, bytes]:
+def read_piece(path: Path, offset: int) -> tuple[int, bytes]:
     """Return a file's size and a piece of it; 0 and nothing if it can no longer be read."""
     try:
         with path.open("rb") as file:

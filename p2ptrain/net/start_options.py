@@ -29,14 +29,8 @@ class NodeOptions:
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
 
-    data: Path | None = None
-    """File of the corpus, if the manifest names one by digest."""
-    tokenizer: Path | None = None
-    """The tokenizer.json, if the manifest names one by digest."""
     weights: Path | None = None
     """File or folder of the initial weights, if the manifest names their digests."""
-    template: Path | None = None
-    """The chat template, if the manifest names one by digest."""
     listen: tuple[str, ...] | None = None
     announce: tuple[str, ...] | None = None
     local: bool | None = None
@@ -127,6 +121,4 @@ def merged(given: Given, saved: NodeOptions) -> Given:
     """Return the given options, completed with saved ones. Paths become absolute, for starts in another directory."""
     missing = {name: getattr(saved, name) for name in names(type(saved)) if getattr(given, name) is None}
     options = replace(given, **missing)
-    given_paths = {name: getattr(options, name) for name in ("data", "tokenizer", "weights", "template")}
-    paths = {name: path.absolute() for name, path in given_paths.items() if path is not None}
-    return replace(options, **paths)
+    return options if options.weights is None else replace(options, weights=options.weights.absolute())

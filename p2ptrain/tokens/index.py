@@ -5,7 +5,7 @@ bytes       content
 ==========  ========================================================================
 8           ``MAGIC``
 1           bytes of an id, 2 or 4
-1           1 if the ids are codes of packed rows (``data.packing``), else 0
+1           1 if the ids are codes of packed rows (``tokens.packing``), else 0
 4           T of packed rows; 0 for text, whose shards any sequence length can cut
 8           training tokens
 8           held-out tokens
@@ -81,11 +81,18 @@ class ShardIndex:
 
     @property
     def training(self) -> list[Shard]:
-        return self._part(self.digests[: self.training_shards], self.training_tokens)
+        return [self.shard(number) for number in range(self.training_shards)]
 
     @property
     def held_out(self) -> list[Shard]:
-        return self._part(self.digests[self.training_shards :], self.held_out_tokens)
+        return [self.shard(number) for number in range(self.training_shards, len(self.digests))]
+
+    def shard(self, number: int) -> Shard:
+        """Return a shard by its number among all digests."""
+        is_training = number < self.training_shards
+        tokens = self.training_tokens if is_training else self.held_out_tokens
+        place = number if is_training else number - self.training_shards
+        return Shard(self.digests[number], min(self.shard_tokens, tokens - place * self.shard_tokens))
 
     @property
     def root(self) -> str:
@@ -111,10 +118,6 @@ class ShardIndex:
 
     def _count(self, tokens: int) -> int:
         return -(-tokens // self.shard_tokens)
-
-    def _part(self, digests: tuple[str, ...], tokens: int) -> list[Shard]:
-        whole = self.shard_tokens
-        return [Shard(digest, min(whole, tokens - number * whole)) for number, digest in enumerate(digests)]
 
 
 def sequences_in(tokens: int, sequence_length: int, is_packed: bool) -> int:

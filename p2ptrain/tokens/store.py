@@ -13,14 +13,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from p2ptrain.base import files
+from p2ptrain.base.clock import wall
 from p2ptrain.base.errors import HomeError
 from p2ptrain.tokens.index import SHARD_BYTES, ShardIndex
+
+RECENT_S = 600.0
+"""Seconds after its last use in which no peer drops a shard; peers mark theirs every minute."""
 
 
 class ShardStore:
@@ -37,7 +41,8 @@ class ShardStore:
 
     def held(self, index: ShardIndex) -> frozenset[int]:
         """Return the numbers, among all digests of an index, of the shards that are here."""
-        return frozenset(number for number, digest in enumerate(index.digests) if self.has(digest))
+        here = {path.name for path in self._paths()}
+        return frozenset(number for number, digest in enumerate(index.digests) if digest in here)
 
     def add(self, digest: str, data: bytes) -> None:
         """Store a shard. Raises ValueError if it has another digest, HomeError if it cannot be written."""
@@ -62,10 +67,14 @@ class ShardStore:
             return 0, b""
 
     def map(self, digest: str, id_bytes: int, tokens: int) -> np.ndarray | None:  # [tokens] uint16 or uint32, read-only
-        """Return a shard's ids, memory-mapped; None if it is missing or has another size. Marks it as used."""
+        """Return a shard's ids, memory-mapped; None if it is missing. Marks it as used.
+
+        A file of another size is damaged, and removed so that the shard is fetched again.
+        """
         path = self.path(digest)
         try:
             if path.stat().st_size != tokens * id_bytes:
+                path.unlink()
                 return None
             found = np.memmap(path, np.dtype(f"<u{id_bytes}"), "r", shape=(tokens,))
             with contextlib.suppress(OSError):  # the disk may be read-only
@@ -74,21 +83,44 @@ class ShardStore:
             return None
         return found
 
-    def drop(self, most_bytes: int, kept: Collection[str]) -> int:
-        """Delete the longest unused shards beyond a limit, but none of the ``kept``; return the bytes that remain."""
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all shards that are here, also of other runs."""
+        found = 0
+        for path in self._paths():
+            with contextlib.suppress(OSError):  # another peer has dropped it
+                found += path.stat().st_size
+        return found
+
+    def use(self, digests: Iterable[str]) -> None:
+        """Mark shards as used, so that no peer of this user drops them soon."""
+        for digest in digests:
+            with contextlib.suppress(OSError):  # it is not here, or the disk is read-only
+                os.utime(self.path(digest))
+
+    def drop(self, most_bytes: float, kept: Collection[str], now: float | None = None) -> int:
+        """Delete the longest unused shards beyond a limit; return the bytes that remain.
+
+        None of the ``kept`` ones, and none that was used ``RECENT_S`` ago: another peer may be reading it.
+        """
+        recent = (wall() if now is None else now) - RECENT_S
         found = []
-        with contextlib.suppress(OSError):
-            for folder in self.directory.iterdir():
-                for path in folder.iterdir():
-                    with contextlib.suppress(OSError):
-                        state = path.stat()
-                        found.append((state.st_mtime, state.st_size, path))
+        for path in self._paths():
+            with contextlib.suppress(OSError):
+                state = path.stat()
+                found.append((state.st_mtime, state.st_size, path))
         total = sum(size for _, size, _ in found)
-        for _, size, path in sorted(found, key=lambda each: each[0]):
+        for used, size, path in sorted(found, key=lambda each: each[0]):
             if total <= most_bytes:
                 break
-            if path.name not in kept:
+            if used < recent and path.name not in kept:
                 with contextlib.suppress(OSError):
                     path.unlink()
                     total -= size
         return total
+
+    def _paths(self) -> Iterator[Path]:
+        with contextlib.suppress(OSError):  # there is no store yet, or another peer has dropped a shard
+            for folder in self.directory.iterdir():
+                with contextlib.suppress(OSError):
+                    yield from folder.iterdir()

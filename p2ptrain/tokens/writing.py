@@ -49,9 +49,33 @@ class ShardWriter:
             rest = joined[len(joined) // self._whole * self._whole :]
             part.rest, part.waiting = [rest], len(rest)
 
+    @property
+    def shards(self) -> list[str]:
+        """Digests of the whole training shards so far."""
+        return self._parts[True].digests
+
+    def rest(self) -> np.ndarray:
+        """Return the training ids that are in no shard yet."""
+        part = self._parts[True]
+        return np.concatenate([np.zeros(0, dtype=f"<u{self._id_bytes}"), *part.rest])
+
+    def resume(self, digests: list[str], rest: np.ndarray) -> None:
+        """Go on after ``shards`` and ``rest`` of an earlier writer, which wrote nothing held out."""
+        part = self._parts[True]
+        part.digests, part.rest, part.waiting = [*digests], [rest.astype(f"<u{self._id_bytes}")], len(rest)
+        part.tokens = len(digests) * self._whole + len(rest)
+
     def finish(self, sequence_length: int) -> ShardIndex:
-        """Write what is left; return the index. Raises CorpusError if there are not two sequences, and HomeError."""
+        """Write what is left; return the index. Raises CorpusError if there are not two sequences, and HomeError.
+
+        If less than a sequence was held out of a short text, the end of its training part is.
+        """
         training, held_out = self._parts[True], self._parts[False]
+        span = sequence_length + (self._row_tokens == 0)
+        if held_out.tokens < span and not training.digests and training.tokens >= 2 * span:
+            ids = self.rest()
+            training.rest, training.waiting, training.tokens = [ids[:-span]], len(ids) - span, len(ids) - span
+            self.add(ids[-span:], is_training=False)
         for part, what in ((training, "training"), (held_out, "held-out")):
             if not sequences_in(part.tokens, sequence_length, self._row_tokens > 0):
                 raise CorpusError(

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from p2ptrain.base.ids import PeerId
-from p2ptrain.data import assign
-from p2ptrain.data.corpus import Corpus
+from p2ptrain.tokens.corpus import ShardAwayError, TokenSource
 from p2ptrain.train.sequence_parts import predicted_count
 
 
@@ -42,7 +41,10 @@ class Batches:
         device: where the batches are needed; they are copied ahead to CUDA devices alone.
     """
 
-    def __init__(self, corpus: Corpus, reader: CorpusReader, sequences: int, device: torch.device) -> None:
+    reads_ahead = True
+    """Whether the next batch may be read in advance."""
+
+    def __init__(self, corpus: TokenSource, reader: CorpusReader, sequences: int, device: torch.device) -> None:
         self._corpus = corpus
         self._reader = reader
         self._sequences = sequences
@@ -56,7 +58,7 @@ class Batches:
 
         Asynchronous copies from other memory to MPS read it after it was released (pytorch/pytorch issue 189690).
         """
-        return self._device.type == "cuda"
+        return self._device.type == "cuda" and self.reads_ahead
 
     def at(self, step: int) -> StepBatch:
         """Return the batch of a step, on the device."""
@@ -67,15 +69,20 @@ class Batches:
         return StepBatch(batch.to(self._device), predicted_count(batch))
 
     def prepare(self, step: int) -> None:
-        """Start to copy a batch, after the work of the step before was given to the device; return at once."""
+        """Start to copy a batch, after the work of the step before was given to the device; return at once.
+
+        A batch that is not on this machine yet is read when it is needed.
+        """
         if not self.copies:
             return
-        batch = self._read(step)
+        try:
+            batch = self._read(step)
+        except ShardAwayError:
+            return
         count = predicted_count(batch)
         if self._device.type == "cuda":
             batch = batch.pin_memory()
         self._ahead = step, StepBatch(batch.to(self._device, non_blocking=True), count)
 
     def _read(self, step: int) -> Tensor:
-        reader, total = self._reader, self._corpus.train_sequences
-        return self._corpus.batch(assign.sequences(reader.seed, reader.peer, step, self._sequences, total))
+        return self._corpus.step_batch(self._reader.seed, self._reader.peer, step, self._sequences)

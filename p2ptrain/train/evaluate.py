@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from p2ptrain.data import split
-from p2ptrain.data.corpus import Corpus
-from p2ptrain.data.split import HELD_OUT_TOKENS
 from p2ptrain.ports import Clock, GoesOn, HeldOutLoss
+from p2ptrain.tokens.corpus import HELD_OUT_TOKENS, TokenSource, tokens_to_read
 from p2ptrain.train.model import summed_loss
 from p2ptrain.train.sequence_parts import predicted_count
 
@@ -33,7 +31,7 @@ class HeldOutText:
     """``ports.HeldOut`` of a model and its corpus."""
 
     module: PreTrainedModel
-    corpus: Corpus
+    corpus: TokenSource
     most_tokens: int
     autocast: torch.dtype | None = None
     patience_s: float = math.inf
@@ -48,7 +46,7 @@ class HeldOutText:
 
 def validation_loss(
     module: PreTrainedModel,
-    corpus: Corpus,
+    corpus: TokenSource,
     most_tokens: int,  # maximum of held-out tokens to read, evenly spaced
     autocast: torch.dtype | None = None,
     patience_s: float = math.inf,  # approximate time limit; at least one batch is read
@@ -84,11 +82,6 @@ def validation_loss(
     finally:
         module.train(was_training)
     return HeldOutLoss(total / max(1, counted), tokens, tokens_to_read(corpus, HELD_OUT_TOKENS))
-
-
-def tokens_to_read(corpus: Corpus, most_tokens: int) -> int:
-    """Return how many predicted tokens ``validation_loss`` reads without a time limit."""
-    return split.tokens_to_read(corpus.held_out_tokens, corpus.sequence_length, most_tokens)
 
 
 def batches_to_skip(left: int, batch_s: float, spare_s: float) -> int:

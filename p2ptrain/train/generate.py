@@ -61,6 +61,19 @@ def generate_answer(
     return tokenizer.decode(dialogue) + "".join(text_pieces(ids, tokenizer, dialogue, end_of_turn))
 
 
+def sample_text(
+    module: PreTrainedModel,
+    tokenizer: Tokenizer,
+    dialogue: Sequence[int],  # ids up to the beginning of an answer; empty: the run was taught no dialogues
+    end_of_turn: str,  # text that ends an answer
+    new_tokens: int,
+) -> str:
+    """Return a text of up to so many new tokens that a run's model writes; of dialogues, an answer."""
+    if dialogue:
+        return generate_answer(module, tokenizer, dialogue, end_of_turn, new_tokens, Sampling())
+    return generate_text(module, tokenizer, "", new_tokens, Sampling())
+
+
 def stream_tokens(
     module: PreTrainedModel,
     prompt: Sequence[int],  # at least one id

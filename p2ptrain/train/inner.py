@@ -26,9 +26,8 @@ import torch
 from torch import Tensor
 
 from p2ptrain.base.errors import DeviceError
-from p2ptrain.data import assign
-from p2ptrain.data.corpus import Corpus
 from p2ptrain.ports import GoesOn, HeldOutLoss
+from p2ptrain.tokens.corpus import TokenSource
 from p2ptrain.train import accelerator
 from p2ptrain.train.autofit import CARD_MEMORY_FRACTION, Placement
 from p2ptrain.train.batches import Batches, CorpusReader
@@ -43,7 +42,6 @@ from p2ptrain.train.compiled_pass import (
 )
 from p2ptrain.train.device_copies import Arrival, copies_of
 from p2ptrain.train.evaluate import HeldOutText, validation_loss
-from p2ptrain.train.generate import Sampling, generate_answer, generate_text
 from p2ptrain.train.loss_scale import LossScale
 from p2ptrain.train.model import FlatModel, recompute_activations, summed_loss
 from p2ptrain.train.optimizer import FlatOptimizer, muon_parameters
@@ -99,7 +97,7 @@ class LanguageModelTask:
     def __init__(
         self,
         model: FlatModel,
-        corpus: Corpus,
+        corpus: TokenSource,
         training: TrainingSection,
         run_tokens: int,
         reader: CorpusReader,
@@ -168,7 +166,7 @@ class LanguageModelTask:
     @property
     def coverage(self) -> float:
         """Fraction of the training set that this peer has read, 0 to 1."""
-        return assign.coverage(self.step, self._training.sequences_per_step, self._corpus.train_sequences)
+        return min(1.0, self.step * self._training.sequences_per_step / self._corpus.train_sequences)
 
     def inner_step(self, progress: float) -> ArrivingStepResult:
         """Make one step. Raises DeviceError if the model does not fit the device with one sequence at a time.
@@ -233,13 +231,6 @@ class LanguageModelTask:
     def held_out_loss(self, most_tokens: int, patience_s: float, goes_on: GoesOn) -> HeldOutLoss:
         """Read the held-out loss of the current weights in fp32; see ``validation_loss``."""
         return validation_loss(self.model.module, self._corpus, most_tokens, None, patience_s, goes_on=goes_on)
-
-    def sample(self, new_tokens: int) -> str:
-        """Return a text of up to so many tokens that the current weights write; of dialogues, an answer."""
-        tokenizer, prompt = self._corpus.tokenizer, self._corpus.prompt_ids()
-        if not prompt:
-            return generate_text(self.model.module, tokenizer, "", new_tokens, Sampling())
-        return generate_answer(self.model.module, tokenizer, prompt, self._corpus.end_of_turn, new_tokens, Sampling())
 
     def pass_shape(self, description: Decoder) -> PassShape:
         """Return what a compiled pass would compute. Raises CompiledPassError if there is none for this device."""

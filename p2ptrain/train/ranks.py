@@ -219,6 +219,14 @@ class Ranks:
         """Fill a contiguous buffer on the host with what another rank sends."""
         dist.recv(buffer, rank, group=self._host)
 
+    def broadcast(self, values: Tensor, within_replica: bool = False) -> Tensor:
+        """Return values on the host that rank 0 gives, a collective of all ranks, or of those of the first replica.
+
+        Others give a tensor of their shape and type, which is overwritten.
+        """
+        dist.broadcast(values, group=self._pipeline_host if within_replica else self._host, group_src=0)
+        return values
+
     # --- this replica's stages, this stage's replicas -----------------------------------------------------------------
 
     def send(self, values: Tensor, stage: int) -> None:

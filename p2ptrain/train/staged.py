@@ -20,13 +20,12 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from p2ptrain.base.errors import DeviceError
-from p2ptrain.data.corpus import Corpus
-from p2ptrain.data.split import HELD_OUT_TOKENS
 from p2ptrain.ports import Clock, GoesOn, HeldOutLoss
+from p2ptrain.tokens.corpus import HELD_OUT_TOKENS, TokenSource, tokens_to_read
 from p2ptrain.train.autofit import Placement
 from p2ptrain.train.batches import CorpusReader
 from p2ptrain.train.cross_entropy import summed_cross_entropy
-from p2ptrain.train.evaluate import BATCH_LOGITS, batches_to_skip, tokens_to_read
+from p2ptrain.train.evaluate import BATCH_LOGITS, batches_to_skip
 from p2ptrain.train.inner import CLIP_EPSILON, LanguageModelTask
 from p2ptrain.train.model import autocast_to
 from p2ptrain.train.ranks import Ranks
@@ -75,7 +74,8 @@ class StagedTask(LanguageModelTask):
     Args:
         model: this rank's stage.
         ranks: all ranks.
-        corpus, training, run_tokens, reader: as for LanguageModelTask, the same on all ranks.
+        corpus: rank 0's as for LanguageModelTask, and the others' read from it; see ``RankCorpus``.
+        training, run_tokens, reader: as for LanguageModelTask, the same on all ranks.
         placement: the same autocast type and micro-batch on all ranks. The micro-batch is lowered to one that divides
             the step's sequences into at least as many as stages. Raises DeviceError if there are fewer sequences.
         counts: micro-batches of an inner step that each replica computes.
@@ -86,7 +86,7 @@ class StagedTask(LanguageModelTask):
         self,
         model: StageModel,
         ranks: Ranks,
-        corpus: Corpus,
+        corpus: TokenSource,
         training: TrainingSection,
         run_tokens: int,
         reader: CorpusReader,
@@ -103,6 +103,7 @@ class StagedTask(LanguageModelTask):
             )
         placement = replace(placement, micro_batch=micro_batch)
         super().__init__(model.flat, corpus, training, run_tokens, reader, placement, moments)
+        self._batches.reads_ahead = all(ranks.gather(self._batches.copies))  # reading is a collective
         self.stage_model = model
         self.ranks = ranks
         begin, count = sum(counts[: ranks.replica]), counts[ranks.replica]
@@ -131,10 +132,6 @@ class StagedTask(LanguageModelTask):
     def parameter_count(self) -> int:
         """Parameters of the whole model."""
         return self.stage_model.whole.parameter_count
-
-    def sample(self, new_tokens: int) -> str:
-        """Return a text that the current weights write; none where a rank has not all of them."""
-        return super().sample(new_tokens) if self.stage_model.stage.count == 1 else ""
 
     def _backward(self, batch: Tensor) -> Tensor:
         """Leave the mean gradient in the parameters; return the mean loss, the same on all ranks."""
@@ -216,7 +213,7 @@ class StagedTask(LanguageModelTask):
 
     def validation_loss(
         self,
-        corpus: Corpus,
+        corpus: TokenSource,
         most_tokens: int,  # maximum of held-out tokens to read, evenly spaced
         autocast: torch.dtype | None,
         patience_s: float = math.inf,  # approximate time limit of the first stage; at least one round is read
@@ -296,7 +293,7 @@ class StagedHeldOut:
     """``ports.HeldOut`` of one rank."""
 
     task: StagedTask
-    corpus: Corpus
+    corpus: TokenSource
     most_tokens: int
     patience_s: float = math.inf
 

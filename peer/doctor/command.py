@@ -15,18 +15,18 @@ from p2ptrain.base.device_names import DEVICE_WORDS
 from p2ptrain.base.errors import P2pTrainError, UserError
 from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.base.text import UserPath
-from p2ptrain.data.stream import cache_directory
 from p2ptrain.manifest import JoinLink, Manifest
+from p2ptrain.tokens.opened import user_store
 from peer.doctor import findings as show
 from peer.doctor import machine
 from peer.doctor.findings import Finding, bad, note, skipped
 from peer.home import Home, default_home
-from peer.options import AT, FILE, LINK, TEAM, WEIGHTS
+from peer.options import AT, LINK, TEAM, WEIGHTS
 from peer.owner.settings import Settings, SettingsFile, compile_mode
 
 DEFAULT_PORT = 31337
 """Default port, equal to the bootstrap's: one forwarded port serves both."""
-MATERIAL_CHECKS = ("run", "packages", "data", "tokenizer")
+MATERIAL_CHECKS = ("run", "data", "tokenizer")
 NETWORK_CHECKS = ("link", "admission", "clock", "router", "path", "reach", "rates")
 REPORT = "If that does not help, please report it with this message."
 
@@ -55,9 +55,8 @@ def _unheard() -> Iterator[None]:
     "--port", type=click.IntRange(1, 65535), help="Port that the peer will listen on. [the last one, else 31337]"
 )
 @click.option("--local", is_flag=True, help="Use loopback only: the whole swarm is on this machine.")
-@click.option("--data", type=FILE, help="Check that this is the run's corpus.", metavar="FILE")
-@click.option("--tokenizer", type=FILE, help="Check that this is the run's tokenizer.json.", metavar="FILE")
 @WEIGHTS
+@click.option("--mirror", help="Where you have the run's text: a folder, https://… or hf:OWNER/NAME.", metavar="WHERE")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @_unheard()
 def doctor(
@@ -70,9 +69,8 @@ def doctor(
     at: str | None,
     port: int | None,
     local: bool,
-    data: Path | None,
-    tokenizer: Path | None,
     weights: Path | None,
+    mirror: str | None,
     as_json: bool,
 ) -> int:
     """Check this machine, and with a join LINK its network; say how to fix each problem.
@@ -84,6 +82,7 @@ def doctor(
     manifest: Manifest | None = None
     listens_at: int | None = None
     holders: Mapping[str, PeerId | None] = {}
+    text: Finding | None = None
     with _errors_as_findings("link", found):
         parsed = _link(link, home)
     with _errors_as_findings("versions", found):
@@ -118,18 +117,18 @@ def doctor(
         with _errors_as_findings("network", found):
             from peer.doctor.network import examine
 
-            examined = examine(parsed, Home(place), listens_at, local)
+            examined = examine(parsed, Home(place), listens_at, local, mirror)
             found += examined.findings
             manifest = None if examined.signed is None else examined.signed.manifest
-            holders = examined.holders
-    found += _material(manifest, Home(place), data, tokenizer, weights, holders)
+            holders, text = examined.holders, examined.text
+    found += _material(manifest, Home(place), weights, holders, text)
     with _errors_as_findings("memory", found):
         found += machine.memory(manifest, device, settings.memory_bytes, stages or settings.stages or None, others)
     found += _speed(manifest, device, settings, found)
     with _errors_as_findings("disk", found):
         found += machine.disk(place, manifest)
     with _errors_as_findings("cache", found):
-        found += machine.cache(cache_directory(), place, manifest)
+        found += machine.cache(user_store(), place, manifest)
     if as_json:
         click.echo(json.dumps(show.document(found), indent=1))
     else:
@@ -140,10 +139,9 @@ def doctor(
 def _material(
     manifest: Manifest | None,
     home: Home,
-    data: Path | None,
-    tokenizer: Path | None,
     weights: Path | None,
     holders: Mapping[str, PeerId | None],  # nodes that send files of the run
+    text: Finding | None,  # whether others send its text
 ) -> list[Finding]:
     """Check what the run reads; needs its manifest, which a node of the link hands out."""
     if manifest is None:
@@ -153,18 +151,14 @@ def _material(
         from peer.doctor.material import check_run
 
         found.append(check_run(manifest))
-    with _errors_as_findings("packages", found):
-        from peer.doctor.material import check_packages
-
-        found.append(check_packages(manifest, cache_directory()))
     with _errors_as_findings("data", found):
         from peer.doctor.material import check_data
 
-        found.append(check_data(manifest, cache_directory(), home, data, holders))
+        found.append(check_data(manifest, home, text))
     with _errors_as_findings("tokenizer", found):
         from peer.doctor.material import check_tokenizer
 
-        found.append(check_tokenizer(manifest, home, tokenizer, holders))
+        found.append(check_tokenizer(manifest, home, holders))
     with _errors_as_findings("weights", found):
         from peer.doctor.material import check_weights
 

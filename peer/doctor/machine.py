@@ -26,6 +26,8 @@ from peer.training.lan_address import LanAddress, interface_of
 if TYPE_CHECKING:
     import torch
 
+    from p2ptrain.tokens.store import ShardStore
+
 AMD_BYTES = 6_000_000_000
 """Memory from which a chip of AMD is taken for a card. Guess: what chips inside processors get."""
 PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"})
@@ -214,15 +216,12 @@ def disk(home: Path, manifest: Manifest | None) -> list[Finding]:
     return [ok("disk", there)]
 
 
-def cache(directory: Path, home: Path, manifest: Manifest | None) -> list[Finding]:
-    """Check the free disk space for the run's tokens, and for the home if it is on the same disk."""
-    from p2ptrain.data.corpus import has_stream
+def cache(store: ShardStore, home: Path, manifest: Manifest | None) -> list[Finding]:
+    """Check the free disk space for the run's text, and for the home if it is on the same disk."""
     from peer.messages import size
-    from peer.space import home_bytes, room, share_disk, token_bytes
+    from peer.space import home_bytes, room, share_disk, text_bytes, token_bytes
 
-    if manifest is not None and has_stream(manifest, directory):
-        return [ok("cache", f"the run's tokens are in {directory}")]
-    place, free = room(directory)
+    place, free = room(store.directory)
     if free is None:
         fix = "Set XDG_CACHE_HOME to a directory that you can write to."
         return [bad("cache", f"{place} is not writable", fix)]
@@ -231,10 +230,10 @@ def cache(directory: Path, home: Path, manifest: Manifest | None) -> list[Findin
         return [ok("cache", f"{there}; give a join LINK to check what its run needs")]
     beside, its_free = room(home)
     shares = its_free is not None and share_disk(beside, place)
-    needed = token_bytes(directory, manifest) + (home_bytes(home, manifest) if shares else 0)
+    needed = token_bytes(store, manifest, text_bytes(None)) + (home_bytes(home, manifest) if shares else 0)
     if free < needed:
         more = f"Free {size(needed - free)} there, or set XDG_CACHE_HOME to a directory on another disk."
-        what = "the home and the run's tokens" if shares else "the run's tokens"
+        what = "the home and the run's text" if shares else "the run's text"
         return [bad("cache", f"{there}, but {what} may take {size(needed)}", more)]
     return [ok("cache", there)]
 

@@ -1,20 +1,17 @@
-"""Checks of a run's manifest and of what it needs on this machine: packages, text and tokenizer."""
+"""Checks of a run's manifest and of what it needs on this machine: text, tokenizer and weights."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 
-from p2ptrain.base.errors import CorpusError
 from p2ptrain.base.ids import PeerId, short
-from p2ptrain.data.corpus import check_named, check_vocabulary, has_stream
-from p2ptrain.data.file_store import MOST_STORED_BYTES, NamedFile, named_files, named_weights
-from p2ptrain.data.sources import check_digest
+from p2ptrain.data.checking import check_vocabulary
+from p2ptrain.data.file_store import MOST_STORED_BYTES, NamedFile, named_weights
 from p2ptrain.data.tokenizer import load_tokenizer
-from p2ptrain.data.unpacking import INSTALL_DATA
 from p2ptrain.data.weight_files import check_option, find_named
 from p2ptrain.manifest import Manifest, advice
+from p2ptrain.tokens.opened import open_corpus, user_store
 from peer.doctor.findings import Finding, bad, note, ok
 from peer.home import Home
 from peer.initial_weights import needs_weights
@@ -32,58 +29,37 @@ def check_run(manifest: Manifest) -> Finding:
     return ok("run", f"{manifest.run.name}, {manifest.run.tokens:,} tokens of all peers together")
 
 
-def check_packages(manifest: Manifest, cache: Path) -> Finding:
-    """Check the optional packages that reading the run's text takes; none if its tokens are in the cache."""
-    corpus = manifest.corpus
-    is_parquet = corpus.kind == "hub" or (corpus.kind == "file" and corpus.format == "parquet")
-    if not is_parquet or has_stream(manifest, cache):
-        return ok("packages", "the run needs no optional package")
-    if importlib.util.find_spec("pyarrow") is None:
-        return bad("packages", "the run's text needs pyarrow, which is not installed", INSTALL_DATA)
-    return ok("packages", "pyarrow installed")
+def check_data(manifest: Manifest, home: Home, asked: Finding | None) -> Finding:
+    """Check that the run's text is here or can be had.
 
+    Args:
+        asked: what other nodes and mirrors have sent; None if nobody was asked.
 
-def check_data(
-    manifest: Manifest, cache: Path, home: Home, given: Path | None, holders: Mapping[str, PeerId | None] = NOT_ASKED
-) -> Finding:
-    """Check that the run's text, and its chat template, are here or can be had.
-
-    Raises CorpusError if the given file is another one.
+    Raises CorpusError or ManifestError for an index that does not fit the run.
     """
     corpus = manifest.corpus
-    named = {file.what: file for file in named_files(manifest)}
-    check_named(manifest, given, None, is_built=False)
-    if given is not None:
-        check_digest(given, named["corpus"].sha256, "corpus")
-    if "template" in named and _local(named["template"], home, None) is None:
-        return _missing("data", named["template"], holders)
-    if has_stream(manifest, cache):
-        return ok("data", "the run's tokens are in the cache")
-    if corpus.kind == "builtin":
+    if corpus.kind != "shards":
         return ok("data", f"{corpus.name} comes with p2ptrain")
-    if corpus.kind == "hub":
-        return ok("data", f"{corpus.name} of the Hugging Face hub is downloaded at the first start")
-    path = _local(named["corpus"], home, given)
-    return _missing("data", named["corpus"], holders) if path is None else ok("data", f"{path} is the run's corpus")
+    if asked is not None:
+        return asked
+    index = home.files.find(corpus.root)
+    if index is None:
+        return note("data", "the run's text is not here; peers and the bootstrap send it at the first start")
+    text = open_corpus(manifest, user_store(), index)
+    held = len(text.store.held(text.index))
+    return ok("data", f"{held:,} of the {len(text.index.digests):,} shards of the run's text are here")
 
 
-def check_tokenizer(
-    manifest: Manifest, home: Home, given: Path | None, holders: Mapping[str, PeerId | None] = NOT_ASKED
-) -> Finding:
+def check_tokenizer(manifest: Manifest, home: Home, holders: Mapping[str, PeerId | None] = NOT_ASKED) -> Finding:
     """Check that the run's tokenizer is here or can be had, and that the model has an id for each of its tokens.
 
-    Raises CorpusError if the given file is another one or unusable, ManifestError if it does not fit.
+    Raises CorpusError if it is unusable, ManifestError if it does not fit.
     """
-    spec = manifest.tokenizer
-    check_named(manifest, None, given, is_built=False)
-    if spec.kind == "hub":
-        return ok("tokenizer", f"that of {spec.name} of the Hugging Face hub is downloaded at the first start")
-    path = None
+    spec, path = manifest.tokenizer, None
     if spec.kind == "file":
-        named = next(file for file in named_files(manifest) if file.what == "tokenizer")
-        path = _local(named, home, given)
+        path = home.files.find(spec.sha256)
         if path is None:
-            return _missing("tokenizer", named, holders)
+            return _missing("tokenizer", NamedFile("tokenizer", "", spec.sha256), holders)
     loaded = load_tokenizer(spec, path)
     check_vocabulary(manifest, loaded)
     fits = f"{loaded.vocabulary_size:,} ids, and the model has {manifest.model.config.vocab_size:,}"
@@ -111,24 +87,6 @@ def check_weights(
     return missing or [ok("weights", "the run's initial weights are here")]
 
 
-def _local(file: NamedFile, home: Home, given: Path | None) -> Path | None:
-    """Return the path of a named file on this machine; None if there is none. Raises CorpusError for a wrong one."""
-    if given is not None:
-        check_digest(given, file.sha256, file.what)
-        return given
-    if (stored := home.files.find(file.sha256)) is not None:
-        return stored
-    remembered = StartFile(home.path).load(Settings())
-    path = getattr(remembered, file.option.removeprefix("--"))
-    if path is None:
-        return None
-    try:
-        check_digest(path, file.sha256, file.what)
-    except CorpusError:  # changed or removed since the last start
-        return None
-    return path
-
-
 def _missing(check: str, file: NamedFile, holders: Mapping[str, PeerId | None]) -> Finding:
     """Report a file that is not here: the nodes of the link that were asked send it, lack it, or were not reached."""
     name = f"the {file.what} with sha256 {file.sha256[:12]}…"
@@ -136,8 +94,12 @@ def _missing(check: str, file: NamedFile, holders: Mapping[str, PeerId | None]) 
         return ok(check, f"{short(holder)} sends {name} at the first start; the link is all that is needed")
     if file.sha256 in holders:
         words = f"{name} is not here, and no node that was asked has it"
+        if not file.option:
+            return bad(check, words, "Ask the run's author to start the bootstrap on the whole run folder.")
         return bad(check, words, f"Get it from the run's author and pass {file.option} FILE.")
     words = f"{name} is not here; peers send it if they have it"
+    if not file.option:
+        return note(check, words)
     most = f"{MOST_STORED_BYTES >> 20} MiB"
     fix = f"If it is larger than {most} or no peer has it, get it from the run's author and pass {file.option} FILE."
     return note(check, words, fix)

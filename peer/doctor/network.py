@@ -41,6 +41,7 @@ from p2ptrain.net.transport import P2PTransport
 from peer.admission_client import gate_of
 from peer.doctor import verdicts
 from peer.doctor.findings import Finding, bad, note, ok
+from peer.doctor.text import check_text
 from peer.doctor.verdicts import Observation
 from peer.home import Home
 from peer.manifest_fetch import NAMELESS
@@ -68,10 +69,15 @@ class Examined(NamedTuple):
     """The run's manifest, if one was fetched."""
     holders: Holders
     """Files that the run names by digest; one of which nothing is known is absent."""
+    text: Finding | None
+    """Whether the run's text can be got; None: it ships with the package, or nobody was asked."""
 
 
-def examine(link: JoinLink, home: Home, port: int | None, local: bool) -> Examined:
+def examine(link: JoinLink, home: Home, port: int | None, local: bool, mirror: str | None) -> Examined:
     """Run the network checks for the peer of ``home``. Raises UserError if this machine cannot start a node.
+
+    Args:
+        mirror: of the run's text, as the owner named it.
 
     The node listens on ``port`` (0: any free one), or not at all if it is None.
     """
@@ -79,20 +85,22 @@ def examine(link: JoinLink, home: Home, port: int | None, local: bool) -> Examin
         tempfile.TemporaryDirectory(prefix="p2pt-") as folder,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        return runner.run(_examine(link, home, port, local, Path(folder)))
+        return runner.run(_examine(link, home, port, local, mirror, Path(folder)))
 
 
-async def _examine(link: JoinLink, home: Home, port: int | None, local: bool, folder: Path) -> Examined:
+async def _examine(
+    link: JoinLink, home: Home, port: int | None, local: bool, mirror: str | None, folder: Path
+) -> Examined:
     identity = Identity.load_or_create(folder / "identity.key")
     listen = () if port is None else address.listening(port, local)
     node = await Node.start(identity, link.run_id, listen=listen, bootstraps=link.addresses, local=local)
     try:
-        return await _look_around(node, link, home, 0 if port is None else node.port)
+        return await _look_around(node, link, home, 0 if port is None else node.port, mirror)
     finally:
         await node.close()
 
 
-async def _look_around(node: Node, link: JoinLink, home: Home, port: int) -> Examined:
+async def _look_around(node: Node, link: JoinLink, home: Home, port: int, mirror: str | None) -> Examined:
     findings: list[Finding] = []
     targets: NodeAddresses = {}
     for each in link.addresses:
@@ -129,7 +137,8 @@ async def _look_around(node: Node, link: JoinLink, home: Home, port: int) -> Exa
     findings.append(verdicts.reach(seen, port, own[0] if own else "", has_relay, silent))
     findings.append(verdicts.rates(await _measured(node, peers | answered)))
     files = [] if signed is None else [each.sha256 for each in named_files(signed.manifest)]
-    return Examined(findings, signed, await _holders(node, targets, files))
+    text = None if signed is None else await check_text(node, targets, signed.manifest, mirror)
+    return Examined(findings, signed, await _holders(node, targets, files), text)
 
 
 async def _holders(node: Node, targets: NodeAddresses, files: Sequence[str]) -> Holders:

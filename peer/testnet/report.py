@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import platform
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -84,8 +83,6 @@ class Measured:
     """Disagreement of the last checkpoints, after the final gossip."""
     sample: str
     """Text that the averaged model generated."""
-    question: str = ""
-    """Question in the run's dialogues; empty: it has none, or it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,21 +257,18 @@ def comparison(report: TestnetReport) -> list[str]:
     return lines
 
 
-def next_steps(command: str, out: Path, corpus: Corpus, question: str = "") -> list[str]:
+def next_steps(command: str, out: Path, corpus: Corpus) -> list[str]:
     """Return commands to try next.
 
     Args:
         command: how the user's shell finds p2ptrain.
         corpus: the run's.
-        question: in its dialogues.
     """
     home = out / "peer-1"
     if corpus.kind == "builtin":
         first = f"{command} generate {home} 'To be, or not'"
     elif not corpus.template:
         first = f"{command} generate {home} ''    # or, in the quotes, how the text begins"
-    elif question:
-        first = f"echo {shlex.quote(question)} | {command} chat {home}    # without the echo, you type"
     else:
         first = f"{command} chat {home}    # type a message; Ctrl+D leaves"
     return [

@@ -65,8 +65,6 @@ def noted(view: TrainerProgress, note: Mapping[str, Any], names: Mapping[PeerId,
         case {"kind": "skipped" | "failed" as kind, "peer": str(partner)}:
             said = "skipped" if kind == "skipped" else "gave up exchange with"
             return replace(view, last=f"{said} {_name(partner, names)}: {note.get('why', '')}")
-        case {"kind": "tokenizing", "tokens": int(tokens)}:
-            return replace(view, last=f"tokenizing: {tokens:,} tokens")
         case {"kind": "started", "loss": float(loss)}:
             return replace(view, first_loss=loss, last="training")
         case {"kind": "started"}:
@@ -134,7 +132,6 @@ class Watch:
         self.heard_at = self._told_at = time.monotonic()
         """Monotonic time of the latest note of any trainer."""
         self._told: dict[str, TrainerProgress] = {}
-        self._warned: set[object] = set()
         self._tails = {trainer.name: Tail(trainer.home.events) for trainer in trainers}
         self._names = {trainer.peer_id: trainer.name for trainer in trainers}
         self._bars = Progress(
@@ -175,9 +172,6 @@ class Watch:
         for name, tail in self._tails.items():
             for note in tail.read():
                 self.views[name] = noted(self.views[name], note, self._names)
-                if note.get("kind") == "text differs" and note.get("why") not in self._warned:  # each trainer says it
-                    self._warned.add(note.get("why"))
-                    self.say(f"warning: {note.get('why')}")
                 self.heard_at = time.monotonic()
         if self.console.is_terminal:
             self._show_bars()

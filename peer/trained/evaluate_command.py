@@ -85,7 +85,7 @@ def evaluate(
             return True
 
         if text is None:
-            found = evaluate_held_out(loaded, tokenizer, most_tokens, goes_on, template)
+            found = evaluate_held_out(loaded, most_tokens, goes_on)
         else:
             found = evaluate_file(loaded, text, text_field, most_tokens, sequence_length, stride, goes_on, template)
     if as_json:

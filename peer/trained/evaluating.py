@@ -9,18 +9,16 @@ from pathlib import Path
 
 from p2ptrain.base.errors import UserError
 from p2ptrain.base.text import first_sentence
+from p2ptrain.data.author_text import DEFAULT_COLUMN
 from p2ptrain.data.chat_template import ChatTemplate
 from p2ptrain.data.chat_tokens import ChatEncoder
-from p2ptrain.data.corpus import Corpus, has_stream, open_corpus
-from p2ptrain.data.file_store import named_files
-from p2ptrain.data.own_text import DEFAULT_COLUMN
-from p2ptrain.data.split import HELD_OUT_TOKENS
-from p2ptrain.data.stream import cache_directory
 from p2ptrain.ports import GoesOn
+from p2ptrain.tokens.corpus import HELD_OUT_TOKENS, ShardCorpus
 from p2ptrain.train.evaluate import validation_loss
 from p2ptrain.train.text_loss import TextLoss, WindowRule, answer_loss, text_loss
 from peer.capacity import explained
 from peer.home import Home
+from peer.model import run_text
 from peer.trained.dialogue_file import DialogueFile, MessagesColumn, messages_column
 from peer.trained.language_model import LanguageModel
 from peer.trained.model_template import find_template
@@ -98,8 +96,7 @@ def evaluate_file(
     if (column := messages_column(path, text_field)) is not None:
         template = find_template(model, template_file)
         if template is not None:
-            with template:
-                return _of_dialogues(model, path, column, template, most_tokens, sequence_length, stride, goes_on)
+            return _of_dialogues(model, path, column, template, most_tokens, sequence_length, stride, goes_on)
         if not column.has_text_too:
             raise _untaught(model, path)
     elif template_file is not None:
@@ -149,31 +146,16 @@ def _untaught(model: LanguageModel, path: Path) -> UserError:
     )
 
 
-def evaluate_held_out(
-    model: LanguageModel,
-    tokenizer_file: Path | None,
-    most_tokens: int | None,
-    goes_on: GoesOn,
-    template_file: Path | None = None,
-) -> TextEvaluation:
+def evaluate_held_out(model: LanguageModel, most_tokens: int | None, goes_on: GoesOn) -> TextEvaluation:
     """Evaluate a home's model on its run's held-out text, as its peer does.
 
-    Raises UserError if the model is not a home's, or the text is not here and cannot be downloaded.
+    Raises UserError if the model is not a home's, or the text is not here.
     """
     if model.signed is None:
         raise UserError(
             f"{model.place} is not the home of a peer, so it has no held-out text.", "Name a FILE with text."
         )
-    manifest, home = model.signed.manifest, Home(model.place)
-    kept = {file.what: home.files.find(file.sha256) for file in named_files(manifest)}
-    data, cache = kept.get("corpus"), cache_directory()
-    if manifest.corpus.kind != "builtin" and data is None and not has_stream(manifest, cache):
-        raise UserError(
-            "The run's text is not on this machine.",
-            "Name a FILE with text, or evaluate where a peer of the run trained.",
-        )
-    tokenizer_file = tokenizer_file or kept.get("tokenizer")
-    corpus = open_corpus(manifest, cache, data, tokenizer_file, template_file=template_file or kept.get("template"))
+    corpus = run_text(Home(model.place), model.signed.manifest)
     most = most_tokens or HELD_OUT_TOKENS
     with explained(model.module.device):
         found = validation_loss(model.module, corpus, most, goes_on=goes_on)
@@ -188,7 +170,7 @@ def evaluate_held_out(
     return _evaluation(total, text_bytes, "the run's held-out text", rule, [], corpus.is_packed)
 
 
-def _predicted(corpus: Corpus, most_tokens: int) -> Iterator[list[int]]:
+def _predicted(corpus: ShardCorpus, most_tokens: int) -> Iterator[list[int]]:
     """Yield the predicted tokens of each held-out sequence; of packed dialogues [1, 3, T] those of the answers."""
     for batch in corpus.validation_batches(most_tokens, 1):
         targets = batch[0, 1:] if batch.dim() == 2 else batch[0, 1]

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2ptrain.base.ids import key_of
-from p2ptrain.data.file_store import WEIGHTS_OPTION, NamedFile, named_files
-from p2ptrain.data.packed_stream import template_name
-from p2ptrain.data.sources import BUILTIN_DIGESTS
+from p2ptrain.data.file_store import SETTINGS, WEIGHTS_OPTION, named_files
 from p2ptrain.manifest import SignedManifest, parameter_count
 from p2ptrain.manifest import Tokenizer as TokenizerSpec
 from p2ptrain.ports import HeldOutLoss
 from p2ptrain.receipts import Total
 from p2ptrain.recipes import RECIPES
+from p2ptrain.tokens.builtin import DIGESTS
 from peer.trained.loss_curve import LossReading, thinned
 
 MOST_READINGS = 12
@@ -109,7 +108,7 @@ def initial_weights(signed: SignedManifest) -> Any:
 
 
 def _front_matter(facts: CardFacts) -> str:
-    manifest, begun = facts.signed.manifest, initial_weights(facts.signed)
+    begun = initial_weights(facts.signed)
     data: dict[str, Any] = {}
     if facts.licence is not None:
         data["license"] = facts.licence
@@ -118,8 +117,6 @@ def _front_matter(facts: CardFacts) -> str:
     data |= {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["p2ptrain"]}
     if begun is not None and begun.kind == "hub":
         data["base_model"] = begun.name
-    if manifest.corpus.kind == "hub":
-        data["datasets"] = [manifest.corpus.name]
     lines = [f"{name}: {json.dumps(value)}" for name, value in data.items()]  # JSON is YAML
     return "\n".join(["---", *lines, "---"])
 
@@ -144,7 +141,7 @@ def _exchanges(facts: CardFacts) -> bool:
 
 
 def _source(spec: Any) -> str:
-    """Name weights, a tokenizer or a corpus of the hub or of files."""
+    """Name weights or a tokenizer."""
     if spec.kind == "hub":
         return f"`{spec.name}` at revision `{spec.revision}`"
     digests = [spec.sha256] if isinstance(spec.sha256, str) else spec.sha256
@@ -173,21 +170,22 @@ def _run_rows(facts: CardFacts) -> Rows:
 
 def _again(facts: CardFacts) -> str:
     link = "" if facts.link is None else _link_sentence(facts.link)
-    named = named_files(facts.signed.manifest)
-    needed = [each for each in named if each.option]
-    options = "".join(f" {option} {'PATH' if option == WEIGHTS_OPTION else 'FILE'}" for option in _options(needed))
-    missing = "".join(f"\n- {each.what}: SHA-256 `{each.sha256}`, for `{each.option}`" for each in needed)
-    lacks = f"\n\nIt needs files that are not in this repository; the run's author may have them:\n{missing}"
+    manifest = facts.signed.manifest
+    needed = [each for each in named_files(manifest) if each.what != SETTINGS]
+    options = f" {WEIGHTS_OPTION} PATH" if any(each.option == WEIGHTS_OPTION for each in needed) else ""
+    lacks = ""
+    if needed:
+        listed = "".join(f"\n- {each.what}: SHA-256 `{each.sha256}`" for each in needed)
+        shards = " The shards of its text go to `RUN/shards`." if manifest.corpus.kind == "shards" else ""
+        lacks = (
+            "\n\nIt needs files that are not in this repository; the run's author may have them. Each goes to "
+            f"`RUN/files`, with its SHA-256 as its name, but weights.{shards}\n{listed}"
+        )
     return (
         f"{link}{_DESCRIBED} To train it again, begin it on a reachable computer, and "
         "join by the link that this prints:\n\n"
-        f"```sh\nmkdir RUN && cp manifest.signed RUN\np2ptrain bootstrap RUN{options}\n```{lacks if needed else ''}"
+        f"```sh\nmkdir RUN && cp manifest.signed RUN\np2ptrain bootstrap RUN{options}\n```{lacks}"
     )
-
-
-def _options(needed: Sequence[NamedFile]) -> list[str]:
-    """Return the options by which files are named, each once: a folder holds all shards of weights."""
-    return list(dict.fromkeys(each.option for each in needed))
 
 
 def _data_rows(facts: CardFacts) -> Rows:
@@ -197,23 +195,22 @@ def _data_rows(facts: CardFacts) -> Rows:
     if corpus.kind == "builtin":
         rows += [
             ("text", f"{corpus.name}, which ships with p2ptrain"),
-            ("SHA-256", f"`{BUILTIN_DIGESTS[corpus.name]}`"),
+            ("SHA-256", f"`{DIGESTS[corpus.name]}`"),
         ]
+        rows.append(("held out", f"{100 * corpus.validation_fraction:g} % of the tokens"))
+        if facts.text is not None:
+            rows += [("tokens for training", f"{facts.text.train:,}"), ("tokens held out", f"{facts.text.held_out:,}")]
     else:
-        rows.append(("text", _source(corpus)))
-        if corpus.kind == "hub":
-            rows.append(("configuration and split", f"`{corpus.config}`, `{corpus.split}`"))
-        else:
-            rows.append(("format", corpus.format))
-        rows.append(("tokens, at most", f"{corpus.max_tokens:,}"))
-    if template := template_name(corpus):
-        rows.append(("chat template", f"`{template}`"))
-    rows.append(("held out", f"{100 * corpus.validation_fraction:g} % of the tokens"))
-    if facts.text is not None:
+        assert corpus.kind == "shards"
         rows += [
-            ("tokens for training", f"{facts.text.train:,}"),
-            ("tokens held out", f"{facts.text.held_out:,}"),
+            ("tokens for training", f"{corpus.training_tokens:,}"),
+            ("tokens held out", f"{corpus.held_out_tokens:,}"),
+            ("SHA-256 of the index of the tokens", f"`{corpus.root}`"),
         ]
+        if corpus.mirror:
+            rows.append(("mirror of the tokens", f"`{escaped(corpus.mirror)}`"))
+        if corpus.template:
+            rows.append(("chat template", f"`{corpus.template}`"))
     rows.append(("tokenizer", _tokenizer(manifest.tokenizer)))
     return rows
 
@@ -313,7 +310,8 @@ def _use(facts: CardFacts) -> str:
         "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         f"tokenizer = AutoTokenizer.from_pretrained({name})\nmodel = AutoModelForCausalLM.from_pretrained({name})\n"
     )
-    if not template_name(facts.signed.manifest.corpus):
+    corpus = facts.signed.manifest.corpus
+    if corpus.kind == "builtin" or not corpus.template:
         return (
             f"```python\n{load}"
             'ids = tokenizer("Once", return_tensors="pt").input_ids\n'

@@ -54,7 +54,8 @@ class Stepped(State, Losses):
 class Tried(TrainerAnswer):
     """A short held-out loss."""
 
-    loss: float
+    loss: float | None
+    """None: the text is not on this machine yet."""
 
 
 class Read(TrainerAnswer):

@@ -24,18 +24,23 @@ from p2ptrain.base.imports import large_imports
 with large_imports():
     import torch
 
+    from p2ptrain.base.files import cache_directory
     from p2ptrain.base.launcher import end_with_parent
     from p2ptrain.base.telemetry import MemoryLog
-    from p2ptrain.data.corpus import Corpus, open_corpus
-    from p2ptrain.data.stream import cache_directory
+    from p2ptrain.data.tokenizer import Tokenizer, tokenizer_of
     from p2ptrain.manifest import Manifest, SignedManifest
+    from p2ptrain.tokens.corpus import HELD_OUT_TOKENS, ShardAwayError, ShardCorpus, TokenSource, tokens_to_read
+    from p2ptrain.tokens.opened import end_of_turn, open_corpus
+    from p2ptrain.tokens.store import ShardStore
     from p2ptrain.train import accelerator
     from p2ptrain.train.autofit import place
     from p2ptrain.train.batches import CorpusReader
     from p2ptrain.train.compiling import FOLDER, BackgroundCompiler
+    from p2ptrain.train.generate import sample_text
     from p2ptrain.train.initial_weights import stage_targets, targets
     from p2ptrain.train.inner import ArrivingStepResult, LanguageModelTask
     from p2ptrain.train.model import flat_model, in_memory
+    from p2ptrain.train.rank_corpus import RankCorpus
     from p2ptrain.train.ranks import Mesh, Ranks, is_lost, launched_ranks
     from p2ptrain.train.stages import StageModel, stage_model
     from p2ptrain.trainer.attached import LOST, Attachment, LogLines
@@ -44,6 +49,7 @@ with large_imports():
     from peer.capacity import activation_bytes, check_memory, compiler_fault, explained
     from peer.home import Home
     from peer.initial_weights import load_initial
+    from peer.model import stored_tokenizer
     from peer.training.agreement import agree
     from peer.training.plan import LAUNCHER, OWNERS_FAULT, REMOTE, VECTORS, TrainerPlan, with_own
     from peer.training.remote_pieces import RemotePieces
@@ -80,18 +86,29 @@ class LanguageTrainer:
         home, training = Home(Path(plan.home)), manifest.training
         together: Callable[[Callable[[], Any]], Any] = _alone if ranks is None else ranks.all_or_none
 
-        def opened() -> tuple[torch.device, Corpus]:
-            files = (plan.path("data"), plan.path("tokenizer"))
-            device = accelerator.choose_device(plan.devices[0 if ranks is None else ranks.rank])
-            return device, open_corpus(manifest, cache_directory(), *files, template_file=plan.path("template"))
+        self._text: ShardCorpus | None = None
+        """The run's text, which rank 0 alone reads."""
+        self._manifest, self._home = manifest, home
+        self._tokenizer: Tokenizer | None = None
+        """What shows text, loaded for the first sample."""
 
-        device, corpus = together(opened)
+        def opened() -> torch.device:
+            if attachment is not None and (ranks is None or ranks.rank == 0):
+                self._text = open_corpus(manifest, ShardStore(Path(plan.store)), plan.path("index"))
+            return accelerator.choose_device(plan.devices[0 if ranks is None else ranks.rank])
+
+        device = together(opened)
         cpu_bytes, allowed_bytes = plan.activation_bytes, math.inf if plan.memory_bytes is None else plan.memory_bytes
         if ranks is None and plan.devices != ("cpu",):  # of a card, the node knows little
             check_memory(manifest, device)
             cpu_bytes = activation_bytes(manifest, device, allowed_bytes)
         if ranks is not None:
             ranks.arrange(Mesh.of(len(plan.devices), plan.stages), device)
+            corpus: TokenSource = RankCorpus.shared(ranks, self._text)
+        else:
+            assert self._text is not None
+            corpus = self._text
+        self._corpus = corpus
         rest = corpus, training, manifest.run.tokens, CorpusReader(manifest.run.seed, plan.peer)
         with explained(device):
             stage: StageModel | None = None
@@ -102,6 +119,7 @@ class LanguageTrainer:
                 agreed = agree(ranks, manifest, device, cpu_bytes, plan.most_sequences)
                 stage = stage_model(manifest.model, manifest.run.seed, device, agreed.stages[ranks.stage])
                 model, whole = stage.flat, stage.whole
+            self._whole = whole
             if plan.begins:
                 wanted = targets(model) if stage is None else stage_targets(stage)
                 together(lambda: load_initial(manifest, home, plan.path("weights"), wanted))
@@ -234,13 +252,16 @@ class LanguageTrainer:
         return {}
 
     def tried(self) -> dict[str, Any]:
-        """Read a short held-out loss, as for a donor's weights."""
+        """Read a short held-out loss, as for a donor's weights; None while its text is not on this machine."""
         if not self._stores:  # one replica reads
             return {}
-        return {"loss": self._tried.loss()}
+        try:
+            return {"loss": self._tried.loss()}
+        except ShardAwayError:
+            return {"loss": None}
 
     def held_out(self, most_tokens: int, patience_s: float | None) -> dict[str, Any]:
-        """Read the held-out loss, until the node has enough."""
+        """Read the held-out loss, until the node has enough; none while its text is not on this machine."""
         if not self._stores:
             return {}
         next_note, attachment = 0.0, self._attachment
@@ -253,13 +274,28 @@ class LanguageTrainer:
                 attachment.say(read=read, wanted=wanted)
             return not attachment.has_enough()
 
-        found = self._task.held_out_loss(most_tokens, math.inf if patience_s is None else patience_s, goes_on)
+        try:
+            found = self._task.held_out_loss(most_tokens, math.inf if patience_s is None else patience_s, goes_on)
+        except ShardAwayError:
+            return {"value": None, "tokens": 0, "of": tokens_to_read(self._corpus, HELD_OUT_TOKENS)}
         value = found.value if math.isfinite(found.value) else None
         return {"value": value, "tokens": found.tokens, "of": found.of}
 
     def sample(self, new_tokens: int) -> dict[str, Any]:
-        """Write a text."""
-        return {"text": self._task.sample(new_tokens)}
+        """Write a text; none where this rank has not all weights, or what shows text is not on this machine."""
+        if self._text is None or self._piece.stop - self._piece.start < self._whole.total:
+            return {"text": ""}
+        if self._tokenizer is None:
+            file = stored_tokenizer(self._home, self._manifest.tokenizer)
+            if self._manifest.tokenizer.kind != "bytes" and file is None:
+                return {"text": ""}
+            self._tokenizer = tokenizer_of(self._manifest, file)
+        try:
+            dialogue = self._text.prompt_ids()
+        except ShardAwayError:
+            return {"text": ""}
+        module, end = self._task.model.module, end_of_turn(self._manifest)
+        return {"text": sample_text(module, self._tokenizer, dialogue, end, new_tokens)}
 
     def idle(self) -> dict[str, Any]:
         """Do nothing, within the longest wait of the ranks for each other."""
@@ -367,6 +403,8 @@ def main() -> int:
     except UserError as error:
         _fail(attachment, "user", error)
         return OWNERS_FAULT
+    except ShardAwayError:  # the node asks again when the text is here
+        _fail(attachment, "text", RuntimeError("text that it was to read is no longer on this machine"))
     except OSError as error:
         _fail(attachment, "memory" if error.errno == errno.ENOMEM else "system", error)
     except (RuntimeError, MemoryError) as error:

@@ -31,9 +31,6 @@ class RemotePlan(BaseModel):
     home: str
     device: str
     threads: int
-    data: str | None
-    tokenizer: str | None
-    template: str | None
     weights: str | None
 
 
@@ -58,9 +55,10 @@ class TrainerPlan(BaseModel):
     """Host memory for activations, as ``autofit.place`` takes it."""
     most_sequences: int
     """Largest micro-batch."""
-    data: str | None
-    tokenizer: str | None
-    template: str | None
+    store: str
+    """Directory of the shards of text."""
+    index: str | None
+    """The index of the run's text; None: the text ships with the package."""
     weights: str | None
     begins: bool
     """Whether the run's initial weights are needed; else the host vector gets or holds others."""
@@ -87,7 +85,7 @@ class TrainerPlan(BaseModel):
         return (*python, launcher, ranks) if self.own_ranks > 1 else (*python, "peer.training.language_trainer")
 
     def path(self, name: str) -> Path | None:
-        """Return a file that the owner named."""
+        """Return a file of the plan."""
         found: str | None = getattr(self, name)
         return None if found is None else Path(found)
 

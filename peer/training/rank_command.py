@@ -22,7 +22,7 @@ from p2ptrain.base.errors import DeviceError, HomeError
 from p2ptrain.base.launcher import kill_tree, launched
 from p2ptrain.base.text import UserPath
 from p2ptrain.ports import Notebook
-from peer.options import FILE, WEIGHTS
+from peer.options import WEIGHTS
 from peer.training.lan_address import LanAddress
 from peer.training.plan import OWNERS_FAULT, RemotePlan
 
@@ -46,19 +46,13 @@ LASTING_S = 60.0
     "--home", type=click.Path(file_okay=False, path_type=UserPath), help="Home of this rank. [~/.p2ptrain/rank]"
 )
 @click.option("--device", default="auto", show_default=True, help=f"{DEVICE_WORDS}.")
-@click.option("--data", type=FILE, help="The corpus, if the run names it by digest.", metavar="FILE")
-@click.option("--tokenizer", type=FILE, help="The tokenizer.json, if the run names it by digest.", metavar="FILE")
 @WEIGHTS
-@click.option("--template", type=FILE, help="The chat template, if the run names it by digest.", metavar="FILE")
 def rank(
     leader: str,
     number: int,
     home: Path | None,
     device: str,
-    data: Path | None,
-    tokenizer: Path | None,
     weights: Path | None,
-    template: Path | None,
 ) -> None:
     """Train as a part of the peer at --leader, which runs with --team and --at, until its run ends.
 
@@ -77,17 +71,11 @@ def rank(
         raise HomeError(f"{place.path} is the home of a peer.", "Name another folder with --home.")
     address = LanAddress.parse(leader)
 
-    def named(path: Path | None) -> str | None:
-        return None if path is None else str(path.absolute())
-
     own = RemotePlan(
         home=str(place.path.absolute()),
         device=device,
         threads=_threads(),
-        data=named(data),
-        tokenizer=named(tokenizer),
-        template=named(template),
-        weights=named(weights),
+        weights=None if weights is None else str(weights.absolute()),
     )
     stop = threading.Event()
     with place.locked(), lossy_output(), closing(EventLog(place.events)) as log, Screen() as screen:

@@ -82,6 +82,8 @@ class RemoteTask:
         """Returns whether the run has ended, so that ranks on other computers need not wait for another trainer."""
         self.remaining_s: Callable[[], float | None] = lambda: None
         """Returns the seconds of training that probably remain, or None."""
+        self.is_supplied: Callable[[int], bool] = lambda step: True
+        """Returns whether the text of an inner step is here; if not, ``inner_step`` raises TrainerAwayError."""
         self._plan = plan
         self._command = command
         self._notebook = notebook
@@ -221,6 +223,12 @@ class RemoteTask:
         is_begun, self.is_ahead = self.is_ahead, False
         next_progress, self._next_progress = self._next_progress, None
         trainer = self._present()
+        assert self._state is not None
+        number = self._state.counters[0]
+        if not is_begun and not self.is_supplied(number):
+            raise TrainerAwayError
+        if next_progress is not None and not self.is_supplied(number + 1):
+            next_progress = None
         left_s = self.remaining_s()
         with self._noticing_its_end():
             if not is_begun:
@@ -330,8 +338,10 @@ class RemoteTask:
         return self._guessing
 
     def loss(self) -> float:
-        """Return a short held-out loss of the current weights. Raises TrainerAwayError."""
-        return self._ask("tried", answers.Tried).loss
+        """Return a short held-out loss of the current weights. Raises TrainerAwayError, also if its text is away."""
+        if (found := self._ask("tried", answers.Tried).loss) is None:
+            raise TrainerAwayError
+        return found
 
     def held_out_loss(self, most_tokens: int, patience_s: float, goes_on: GoesOn) -> HeldOutLoss:
         """Read the held-out loss; wait for a trainer, unless the owner stops the peer."""

@@ -227,7 +227,7 @@ class PooledTask:
         """Return the first tokens of the sequences of the next step."""
         assert self._prepared is None, "the prepared inner step was not taken"
         pool = self._pool
-        return self._share.starts(pool.text.corpus.split, self.step, pool.training.sequences_per_step)
+        return self._share.starts(self.step, pool.training.sequences_per_step)
 
     def finish(self, loss: float, progress: float) -> None:
         """Clip the gradient, step the optimizer unless the gradient is not finite, and keep the result.

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import signal
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from p2ptrain.base.errors import CorpusError
-from p2ptrain.data import chat_template
 from p2ptrain.data.chat_template import CHATML_SOURCE, ChatTemplate, Dialogue, RenderedDialogue, TemplateFault
 
 DIALOGUE = [
@@ -28,7 +23,6 @@ WITH_TAGS = (
     "{%- for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}{% generation %}{{ m.content | trim }}</s>"
     "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{%- endfor %}"
 )
-LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 TEMPLATES = [
     CHATML_SOURCE,
     WITH_TAGS,
@@ -38,16 +32,15 @@ TEMPLATES = [
 
 
 @pytest.fixture
-def chatml() -> Iterator[ChatTemplate]:
-    with ChatTemplate.load("chatml") as template:
-        yield template
+def chatml() -> ChatTemplate:
+    return ChatTemplate.load("chatml")
 
 
 @pytest.mark.parametrize("source", TEMPLATES)
 def test_it_renders_what_transformers_renders(source: str):
     texts, _ = render_jinja_template([DIALOGUE], chat_template=source, add_generation_prompt=True, eos_token="</s>")
-    with ChatTemplate.checked(source, "a template", {"eos_token": "</s>"}) as template:
-        assert template.render(DIALOGUE, add_generation_prompt=True) == texts[0]
+    template = ChatTemplate.checked(source, "a template", {"eos_token": "</s>"})
+    assert template.render(DIALOGUE, add_generation_prompt=True) == texts[0]
 
 
 def answers(found: RenderedDialogue | TemplateFault) -> list[str]:
@@ -63,25 +56,38 @@ def test_answers_are_what_follows_the_prompt(chatml: ChatTemplate):
 
 def test_answers_are_what_generation_tags_enclose_as_transformers_finds_them():
     texts, spans = render_jinja_template([DIALOGUE], chat_template=WITH_TAGS, return_assistant_tokens_mask=True)
-    with ChatTemplate.checked(WITH_TAGS, "a template") as template:
-        (found,) = template.rendered([Dialogue("", DIALOGUE)])
+    template = ChatTemplate.checked(WITH_TAGS, "a template")
+    (found,) = template.rendered([Dialogue("", DIALOGUE)])
     assert found == RenderedDialogue(texts[0], spans[0])
+    assert answers(found) == ["Hallo.</s>", "Bye.</s>"]
+
+
+def test_answers_are_found_within_macros_where_transformers_misplaces_them():
+    source = (
+        "\n{% macro said(m) %}[{{ m.role }}]{% if m.role == 'assistant' %}{%- generation -%} {{ m.content }}</s>"
+        "{% endgeneration %}\n{% else %}{{ m.content }}{% endif %}{% endmacro %}"
+        "{% for m in messages %}{{ said(m) }}{% endfor %}"
+    )
+    texts, _ = render_jinja_template([DIALOGUE], chat_template=source, return_assistant_tokens_mask=True)
+    found = ChatTemplate.checked(source, "a template").rendered([Dialogue("", DIALOGUE)])[0]
+    assert isinstance(found, RenderedDialogue)
+    assert found.text == texts[0]
     assert answers(found) == ["Hallo.</s>", "Bye.</s>"]
 
 
 def test_an_answer_that_is_written_otherwise_later_is_not_counted():
     source = CHATML_SOURCE.replace("message['content']", "(message['content'] if loop.last else 'gone')")
-    with ChatTemplate.checked(source, "a template") as template:
-        # the last prompt is not a beginning, either
-        assert answers(template.rendered([Dialogue("", DIALOGUE)])[0]) == []
+    template = ChatTemplate.checked(source, "a template")
+    # the last prompt is not a beginning, either
+    assert answers(template.rendered([Dialogue("", DIALOGUE)])[0]) == []
     source = CHATML_SOURCE.replace(
         "+ (message['content'] or '') +", "+ ('<think>' if loop.last else '') + message['content'] +"
     )
     forgets = source.replace("{% for", "{% set last = messages[-1].role == 'assistant' %}{% for", 1).replace(
         "if loop.last", "if loop.last and last"
     )
-    with ChatTemplate.checked(forgets, "a template") as template:
-        assert answers(template.rendered([Dialogue("", DIALOGUE)])[0]) == ["<think>Bye.<|im_end|>\n"]
+    template = ChatTemplate.checked(forgets, "a template")
+    assert answers(template.rendered([Dialogue("", DIALOGUE)])[0]) == ["<think>Bye.<|im_end|>\n"]
 
 
 @pytest.mark.parametrize(
@@ -91,25 +97,8 @@ def test_an_answer_that_is_written_otherwise_later_is_not_counted():
     ],
 )
 def test_a_template_that_cannot_be_used_is_a_sentence(source: str, problem: str):
-    with pytest.raises(CorpusError, match=problem), ChatTemplate.checked(source, "bad.jinja") as template:
-        template.rendered([Dialogue("", DIALOGUE)])
-
-
-def test_a_dialogue_that_becomes_too_long_costs_no_other():
-    source = "{% for i in range(99999 if messages | length > 3 else 1) %}{{ 'a' * 1000 }}{% endfor %}"
-    with ChatTemplate.checked(source, "a template") as template:
-        first, second = template.rendered([Dialogue("", DIALOGUE), Dialogue("", DIALOGUE[:3])])
-    assert isinstance(first, TemplateFault)
-    assert first.why.startswith("it makes more than 1")
-    assert first.why.endswith(" characters of these 5 messages")
-    assert isinstance(second, RenderedDialogue)
-
-
-def test_a_dialogue_that_takes_too_much_memory_costs_no_other():
-    with ChatTemplate.checked("{{ 'a' * 10**(10 if messages | length > 3 else 1) }}", "a template") as template:
-        first, second = template.rendered([Dialogue("", DIALOGUE), Dialogue("", DIALOGUE[:3])])
-    assert first == TemplateFault("it needs more than 1024 MiB of memory")
-    assert isinstance(second, RenderedDialogue)
+    with pytest.raises(CorpusError, match=problem):
+        ChatTemplate.checked(source, "bad.jinja")
 
 
 def test_whose_fault_it_is_that_a_row_is_not_rendered():
@@ -121,10 +110,10 @@ def test_whose_fault_it_is_that_a_row_is_not_rendered():
             r"^a\.jsonl, line 7: the chat .*: no\.",
         ),
     ):
-        with ChatTemplate.checked(source, "t.jinja") as template:
-            (fault,) = template.rendered([Dialogue("", DIALOGUE)])
-            assert isinstance(fault, TemplateFault)
-            assert re.search(problem, template.fault("a.jsonl, line 7", fault.why).problem)
+        template = ChatTemplate.checked(source, "t.jinja")
+        (fault,) = template.rendered([Dialogue("", DIALOGUE)])
+        assert isinstance(fault, TemplateFault)
+        assert re.search(problem, template.fault("a.jsonl, line 7", fault.why).problem)
 
 
 @pytest.mark.parametrize(
@@ -143,9 +132,9 @@ def test_an_enclosed_answer_counts_to_the_end_of_its_turn(end: str, inside: str,
         "{%- for m in messages %}<|{{ m.role }}|>\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
         f"{inside}{{% endgeneration %}}{{% else %}}{{{{ m.content }}}}{{% endif %}}{end}{{%- endfor %}}"
     ).replace("\n", "{{ '\\n' }}")
-    with ChatTemplate.checked(source, "a template") as template:
-        assert answers(template.rendered([Dialogue("", DIALOGUE)])[0]) == expected
-        assert template.end_of_turn() == (inside + end).replace("{{ '<eos>' if loop.last }}", "<eos>").strip()
+    template = ChatTemplate.checked(source, "a template")
+    assert answers(template.rendered([Dialogue("", DIALOGUE)])[0]) == expected
+    assert template.end_of_turn() == (inside + end).replace("{{ '<eos>' if loop.last }}", "<eos>").strip()
 
 
 def test_an_end_of_turn_that_no_model_would_come_to_is_a_fault():
@@ -154,8 +143,8 @@ def test_an_end_of_turn_that_no_model_would_come_to_is_a_fault():
         "{% for m in messages %}{% if loop.first %}{% generation %}{{ m.content }}{% endgeneration %}"
         "{% else %}{{ m.content }}<end>{% endif %}{% endfor %}"
     )
-    with ChatTemplate.checked(source, "a template") as template:
-        found = template.rendered([Dialogue("", DIALOGUE)])[0]
+    template = ChatTemplate.checked(source, "a template")
+    found = template.rendered([Dialogue("", DIALOGUE)])[0]
     assert isinstance(found, TemplateFault)
     assert found.why.startswith("it writes text after the last answer, outside of {% generation %}")
 
@@ -165,9 +154,9 @@ TWICE = WITH_TAGS.replace("</s>", "{% endgeneration %}{% generation %}</s>")
 
 @pytest.mark.parametrize("source", [CHATML_SOURCE, WITH_TAGS, TWICE])
 def test_an_answer_that_is_not_to_be_learned_does_not_count(source: str):
-    with ChatTemplate.checked(source, "a template") as template:
-        dialogues = [Dialogue("", DIALOGUE, None, places) for places in ((), (4,), (2,))]
-        whole, first, second = (answers(each) for each in template.rendered(dialogues))
+    template = ChatTemplate.checked(source, "a template")
+    dialogues = [Dialogue("", DIALOGUE, None, places) for places in ((), (4,), (2,))]
+    whole, first, second = (answers(each) for each in template.rendered(dialogues))
     assert (first, second) == (whole[: len(whole) // 2], whole[len(whole) // 2 :])
     assert "".join(first).startswith("Hallo.")
 
@@ -187,28 +176,10 @@ def test_tools_calls_and_reasoning_reach_the_template_as_in_transformers():
     ]
     tools = [{"type": "function", "function": {"name": "add", "description": "Sum </s>"}}]
     texts, _ = render_jinja_template([dialogue], chat_template=source, tools=tools)
-    with ChatTemplate.checked(source, "a template") as template:
-        (found,) = template.rendered([Dialogue("", dialogue, tools)])
+    template = ChatTemplate.checked(source, "a template")
+    (found,) = template.rendered([Dialogue("", dialogue, tools)])
     assert isinstance(found, RenderedDialogue)
     assert found.text == texts[0]
-
-
-def test_a_template_that_loops_is_ended(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(chat_template, "DEADLINE_S", 1.0)
-    template = ChatTemplate(LOOPS, "loops.jinja")
-    with pytest.raises(CorpusError, match=r"loops\.jinja cannot be used: it has not rendered a few"):
-        template.rendered([Dialogue("", DIALOGUE)])
-    assert template._worker is None
-
-
-def test_a_template_that_takes_the_processors_time_is_ended() -> None:
-    """Check the message with the system's own signal, which the worker gets after ``CPU_S``."""
-    template = ChatTemplate(LOOPS, "loops.jinja")
-    with template._lock:
-        worker = template._started()
-    threading.Timer(0.1, os.kill, (worker.pid, signal.SIGXCPU)).start()
-    with pytest.raises(CorpusError, match=r"loops\.jinja cannot be used: one dialogue takes it more than 180 s"):
-        template.rendered([Dialogue("", DIALOGUE)])
 
 
 def dialogue_of(count: int) -> list[dict[str, str]]:
@@ -220,8 +191,8 @@ def test_what_a_long_dialogue_costs_is_bounded_by_its_messages(chatml: ChatTempl
     assert len(answers(longest)) == len(answers(longer)) == 128
     assert isinstance(longest, RenderedDialogue)
     assert longer == longest._replace(is_cut=True)
-    with ChatTemplate.checked(WITH_TAGS, "a template") as template:
-        assert len(answers(template.rendered([Dialogue("", dialogue_of(1000))])[0])) == 500
+    template = ChatTemplate.checked(WITH_TAGS, "a template")
+    assert len(answers(template.rendered([Dialogue("", dialogue_of(1000))])[0])) == 500
 
 
 @pytest.mark.parametrize(
@@ -238,8 +209,8 @@ def test_what_a_long_dialogue_costs_is_bounded_by_its_messages(chatml: ChatTempl
 )
 def test_reasons_are_words_of_the_templates_author(source: str, why: str) -> None:
     """Check that no name of a Python error and no advice on Python reaches a user."""
-    with ChatTemplate.checked(source, "a template") as template:
-        found = template.rendered([Dialogue("", DIALOGUE)])[0]
+    template = ChatTemplate.checked(source, "a template")
+    found = template.rendered([Dialogue("", DIALOGUE)])[0]
     assert isinstance(found, TemplateFault)
     assert why in found.why
     assert not re.search(r"[A-Z]\w+Error|sys\.|set_int", found.why)
@@ -249,20 +220,20 @@ def test_reasons_are_words_of_the_templates_author(source: str, why: str) -> Non
     "source", ["{{ messages[9].x.y }}", "{{ ''.__class__.__mro__ }}", "{{ raise_exception('roles!') }}"]
 )
 def test_a_dialogue_that_does_not_render_costs_no_other(source: str):
-    with ChatTemplate.checked(f"{{% if messages | length > 3 %}}{source}{{% endif %}}x", "a template") as template:
-        first, second = template.rendered([Dialogue("", DIALOGUE), Dialogue("", DIALOGUE[:3])])
-        assert isinstance(first, TemplateFault)
-        assert isinstance(second, RenderedDialogue)
-        with pytest.raises(CorpusError, match="does not render the dialogue"):
-            template.render(DIALOGUE)
+    template = ChatTemplate.checked(f"{{% if messages | length > 3 %}}{source}{{% endif %}}x", "a template")
+    first, second = template.rendered([Dialogue("", DIALOGUE), Dialogue("", DIALOGUE[:3])])
+    assert isinstance(first, TemplateFault)
+    assert isinstance(second, RenderedDialogue)
+    with pytest.raises(CorpusError, match="does not render the dialogue"):
+        template.render(DIALOGUE)
 
 
 def test_every_peer_gets_the_same_text_whatever_the_day_and_chance():
     source = "{{ strftime_now('%d') }}{{ range(1000) | random }}"
     texts = set()
     for _ in range(2):
-        with ChatTemplate.checked(source, "a template") as template:
-            texts |= {template.render(DIALOGUE), template.render(DIALOGUE)}
+        template = ChatTemplate.checked(source, "a template")
+        texts |= {template.render(DIALOGUE), template.render(DIALOGUE)}
     assert len(texts) == 1
 
 
@@ -270,9 +241,9 @@ def test_a_file_must_be_the_named_one_and_a_small_text(tmp_path: Path):
     path = tmp_path / "t.jinja"
     path.write_text(WITH_TAGS)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    with ChatTemplate.load(digest, path) as template:
-        assert template.source == WITH_TAGS
-    with pytest.raises(CorpusError, match="no file was given"):
+    template = ChatTemplate.load(digest, path)
+    assert template.source == WITH_TAGS
+    with pytest.raises(CorpusError, match="which is not here"):
         ChatTemplate.load(digest)
     with pytest.raises(CorpusError, match="is not this run's chat template"):
         ChatTemplate.load("0" * 64, path)

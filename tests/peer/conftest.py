@@ -14,6 +14,7 @@ from swarm import TINY
 from p2ptrain.host import learner
 from p2ptrain.manifest import SignedManifest, create_run, sign_run
 from p2ptrain.net.identity import Identity
+from p2ptrain.tokens.opened import user_store
 from p2ptrain.trainer.process import TrainerHandle
 from peer.home import Home
 from peer.training import remote_task
@@ -67,9 +68,8 @@ def plan(tmp_path: Path, signed_run: Callable[..., SignedManifest]) -> TrainerPl
         threads=1,
         activation_bytes=10**9,
         most_sequences=4,
-        data=None,
-        tokenizer=None,
-        template=None,
+        store=str(user_store().directory),
+        index=None,
         weights=None,
         begins=True,
         tried_tokens=512,

@@ -12,14 +12,14 @@ from typing import Any, cast
 import pytest
 import torch
 
-from p2ptrain.base.telemetry import EventLog, MemoryLog
+from p2ptrain.base.telemetry import EventLog
 from p2ptrain.codec import CodecTerms
 from p2ptrain.host.rules import codecs_of, fragments_of, matrices_of
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.net.identity import Identity
 from p2ptrain.train.model import flat_model
 from peer import assembly
-from peer.assembly import PeerOptions, TrainingSession, build, noting_progress
+from peer.assembly import PeerOptions, TrainingSession, build
 from peer.home import Home
 
 
@@ -67,21 +67,9 @@ def test_low_rank_messages_are_of_the_models_matrices(
     assert sizes != [low_rank.encoded_size(CodecTerms(piece.stop - piece.start)) for piece in pieces]
 
 
-def test_who_makes_tokens_says_so_every_ten_seconds() -> None:
-    """Check the progress of tokenization: a testnet takes longer silence for a hang."""
-    now, log = 100.0, MemoryLog()
-    tell = noting_progress(log, lambda: now)
-    for tokens in range(1, 36):
-        now += 1.0
-        tell(tokens, 50)
-    assert list(log.notes) == [("tokenizing", {"tokens": tokens, "most": 50}) for tokens in (10, 20, 30)]
-
-
-def test_the_first_start_tells_how_far_it_is(
-    signed_run: Callable[..., SignedManifest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_run_that_reads_its_text_many_times_says_so(
+    signed_run: Callable[..., SignedManifest], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(assembly, "TOKENIZING_PERIOD_S", 0.0)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     home, device = Home(tmp_path / "home"), torch.device("cpu")
     home.path.mkdir()
     heard: list[str] = []
@@ -90,8 +78,6 @@ def test_the_first_start_tells_how_far_it_is(
         signed = signed_run(run__tokens=30_000_000)
         home.save_manifest(signed)
         built(home, device, signed, log)
-    assert "tokenizing" in heard
-    assert heard.count("text read") == 1
     assert heard.count("text repeats") == 1
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from small_corpus import AWAY
 from test_exporting import TOKENIZERS, Trained, in_process, trained
 from transformers import AutoTokenizer
 
@@ -21,7 +22,7 @@ from peer.exporting import export
 
 __all__ = ["in_process", "trained"]
 
-CORPUS = {"kind": "file", "sha256": "0" * 64, "format": "jsonl", "text_field": "messages", "template": "chatml"}
+CORPUS = {**AWAY, "template": "chatml"}
 MESSAGES = [{"role": "system", "content": "Brief!"}, {"role": "user", "content": "The cat's 12 hats?"}]
 
 
@@ -43,8 +44,8 @@ def test_transformers_applies_the_template_as_training_did(
     ours = JsonTokenizer(tokenizer)
     signed = home.load_manifest(None)
     assert signed is not None
-    with load_template(signed.manifest.corpus, ours) as template:
-        expected = ChatEncoder(template, ours).prompt_ids(MESSAGES).tolist()
+    template = load_template(signed.manifest.corpus, ours)
+    expected = ChatEncoder(template, ours).prompt_ids(MESSAGES).tolist()
     assert loaded.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False) == expected
     end = tokenizer.token_to_id("<|im_end|>")
     assert expected.count(end) == 2

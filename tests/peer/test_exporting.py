@@ -13,16 +13,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from small_corpus import AWAY, stored_text
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from trained_model import generate_tokens, load_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from p2ptrain import checkpoint
 from p2ptrain.base.errors import UserError
-from p2ptrain.data.corpus import open_corpus
 from p2ptrain.data.tokenizer import JsonTokenizer, load_tokenizer
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.manifest.model_config import model_section
@@ -166,14 +167,12 @@ Trained = Callable[..., tuple[Home, Path]]
 def trained(tmp_path: Path, signed_run: Callable[..., SignedManifest]) -> Trained:
     """Return ``trained(family, tokenizer, corpus, init)``: a home with random weights; by default without its text."""
 
-    def build(
-        family: str, tokenizer: Tokenizer, corpus: object = f"sha256:{'0' * 64}", init: str | None = None
-    ) -> tuple[Home, Path]:
+    def build(family: str, tokenizer: Tokenizer, corpus: object = AWAY, init: str | None = None) -> tuple[Home, Path]:
         file = tmp_path / "tokenizer.json"
         tokenizer.save(str(file))
         signed = signed_run(
             model={"architecture": family, "config": FAMILIES[family]} | ({} if init is None else {"init": init}),
-            tokenizer=f"sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}",
+            tokenizer={"kind": "file", "sha256": hashlib.sha256(file.read_bytes()).hexdigest()},
             corpus=corpus,
         )
         return home_of(signed, tmp_path / "home"), file
@@ -282,7 +281,7 @@ def test_transformers_loads_training_s_ids_and_weights(
     assert signed is not None
     trained_with = load_tokenizer(signed.manifest.tokenizer, file)
     exported = export(home, tmp_path / "out", file)
-    assert (exported.held_out_loss, exported.why_not) == (None, "the run's text has not been tokenized on this machine")
+    assert (exported.held_out_loss, exported.why_not) == (None, "The run's held-out text is not on this machine")
     loaded = AutoTokenizer.from_pretrained(tmp_path / "out")
     text = TEXT[:200].replace("cat", "</s>\u65e5 A\u030a  cat")
     ids = loaded(text)["input_ids"]
@@ -346,14 +345,13 @@ def test_scaled_positions_load_with_the_same_loss(signed_run: Callable[..., Sign
 def test_held_out_text_is_compared_too_and_the_tokenizer_kept_in_the_home_is_enough(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = TEXT.encode() * 20
-    (tmp_path / "text").write_bytes(text)
-    home, file = trained("GPT2LMHeadModel", byte_level(), f"sha256:{hashlib.sha256(text).hexdigest()}")
-    home.files.add(hashlib.sha256(file.read_bytes()).hexdigest(), file.read_bytes())
-    signed = home.load_manifest(None)
-    assert signed is not None
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    open_corpus(signed.manifest, tmp_path / "cache" / "p2ptrain", tmp_path / "text", file)
+    tokenizer = byte_level()
+    ids = np.array(tokenizer.encode(TEXT * 20, add_special_tokens=False).ids)
+    section, index = stored_text(ids, ids[:2000], 32)
+    home, file = trained("GPT2LMHeadModel", tokenizer, section)
+    home.files.add(hashlib.sha256(file.read_bytes()).hexdigest(), file.read_bytes())
+    home.files.add(index.root, index.to_bytes())
     seen: list[loading.Request] = []
 
     def load(request: loading.Request) -> loading.Answer:
@@ -549,4 +547,4 @@ def test_a_fresh_process_loads_it(trained: Trained, tmp_path: Path) -> None:
     home, file = trained("Qwen2ForCausalLM", with_extras(byte_level()))
     ran = CliRunner().invoke(cli.export, [str(home.path), str(tmp_path / "out"), "--tokenizer", str(file)])
     assert ran.exit_code == 0, ran.output
-    assert "held-out loss not measured: the run's text has not been tokenized on this machine" in ran.output
+    assert "held-out loss not measured: The run's held-out text is not on this machine" in ran.output

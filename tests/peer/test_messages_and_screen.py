@@ -85,34 +85,8 @@ def test_the_share_of_a_computer() -> None:
     )
 
 
-def test_what_a_tokenizer_loses_is_a_warning() -> None:
-    assert line("text differs", {"why": "3.0 % are unknown"}) == "[data] warning: 3.0 % are unknown"
+def test_a_text_that_is_read_many_times_is_a_warning() -> None:
     assert line("text repeats", {"why": "the text is small. More text helps"}) == "[data] warning: the text is small"
-
-
-def test_how_far_the_tokens_are() -> None:
-    said = "[data] tokenizing the run's text, once on this computer: 1,200"
-    assert line("tokenizing", {"tokens": 1200, "most": 5000}) == f"{said} of at most 5,000 tokens"
-    assert line("tokenizing", {"tokens": 1200, "most": None}) == f"{said} tokens"
-
-
-def test_what_was_read_counts_the_rows_that_were_skipped() -> None:
-    fields = {
-        "documents": 1200,
-        "text_bytes": 3_200_000,
-        "tokens": 3_201_200,
-        "rows": 1207,
-        "skipped": 0,
-        "examples": [],
-    }
-    fields["is_cut"] = False
-    said = "[data] the run's text: 1,200 documents, 3.2 MB, 3,201,200 tokens"
-    assert line("text read", fields) == said
-    fields |= {"skipped": 7, "examples": ["line 3: invalid JSON", "line 9: invalid UTF-8"]}
-    assert line("text read", fields) == f"{said}; skipped 7 of 1,207 rows, which have no text"
-    fields |= {"skipped": 0, "is_cut": True}
-    cut = "the limit of the run (corpus.max_tokens); the rest of the text is left out"
-    assert line("text read", fields) == f"{said}, {cut}"
 
 
 def test_no_loss_is_shown_before_there_is_one() -> None:

@@ -2,15 +2,13 @@
 
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 import torch
+from small_corpus import text_corpus
 
 from p2ptrain.base.ids import PeerId
-from p2ptrain.data.corpus import Corpus
-from p2ptrain.data.split import split_stream
-from p2ptrain.data.tokenizer import ByteTokenizer
 from p2ptrain.manifest import Manifest, preset, with_changes
+from p2ptrain.tokens.corpus import ShardCorpus
 from p2ptrain.train.autofit import Placement
 from p2ptrain.train.batches import CorpusReader
 from p2ptrain.train.inner import LanguageModelTask
@@ -35,7 +33,7 @@ TINY = {
 @dataclass(frozen=True)
 class TinyRun:
     manifest: Manifest
-    corpus: Corpus
+    corpus: ShardCorpus
 
     def model(self) -> FlatModel:
         return flat_model(self.manifest.model, self.manifest.run.seed, CPU)
@@ -70,9 +68,6 @@ def tiny_run():
         dotted = {path.replace("__", "."): value for path, value in changes.items()}
         fields = {path: value for path, value in TINY.items() if "model" not in dotted or not path.startswith("model.")}
         manifest = with_changes(preset("demo", "ab" * 32), fields | dotted)
-        text = "".join(f"{number} times {number} is {number * number}.\n" for number in range(200)).encode()
-        tokens = np.frombuffer(text, dtype=np.uint8)
-        split = split_stream(len(tokens), manifest.training.sequence_length, 0.1)
-        return TinyRun(manifest, Corpus(tokens, split, ByteTokenizer()))
+        return TinyRun(manifest, text_corpus(manifest.training.sequence_length))
 
     return build

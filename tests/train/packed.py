@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+from small_corpus import corpus_of
 
-from p2ptrain.data.corpus import Corpus
-from p2ptrain.data.packing import EncodedDialogue, packed_rows
-from p2ptrain.data.split import split_rows
-from p2ptrain.data.tokenizer import ByteTokenizer
+from p2ptrain.tokens.corpus import ShardCorpus
+from p2ptrain.tokens.packing import EncodedDialogue, packed_rows
 
 LENGTHS = (9, 5, 11, 5, 16, 4, 8, 7)
 PADDING = 255
@@ -24,6 +23,6 @@ def codes(tokens: int = 16) -> np.ndarray:
     return np.stack(list(packed_rows(each, tokens, PADDING)))
 
 
-def packed_corpus(tokens: int = 16) -> Corpus:
-    stream = np.tile(codes(tokens), (10, 1)).flatten()
-    return Corpus(stream, split_rows(len(stream), tokens, 0.1), ByteTokenizer(), is_packed=True)
+def packed_corpus(tokens: int = 16) -> ShardCorpus:
+    rows = codes(tokens)
+    return corpus_of(np.tile(rows, (9, 1)), rows, tokens, tokens)

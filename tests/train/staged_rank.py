@@ -12,21 +12,20 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import torch
 from packed import packed_corpus
 from safetensors.torch import save_file
+from small_corpus import text_corpus
 from torch.distributed import distributed_c10d
 
 from p2ptrain.base.ids import PeerId
-from p2ptrain.data.corpus import Corpus
-from p2ptrain.data.split import split_stream
-from p2ptrain.data.tokenizer import ByteTokenizer
 from p2ptrain.manifest import Manifest, preset, with_changes
+from p2ptrain.tokens.corpus import ShardCorpus, TokenSource
 from p2ptrain.train.autofit import Placement
 from p2ptrain.train.batches import CorpusReader
 from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.model import flat_model
+from p2ptrain.train.rank_corpus import RankCorpus
 from p2ptrain.train.ranks import Mesh, Ranks, shares
 from p2ptrain.train.staged import StagedTask
 from p2ptrain.train.stages import StageRange, stage_model
@@ -109,25 +108,22 @@ class Case:
         return with_changes(preset("demo", "ab" * 32), changes)
 
 
-def corpus(manifest: Manifest, packed: bool = False) -> Corpus:
-    if packed:
-        return packed_corpus(manifest.training.sequence_length)
-    text = "".join(f"{number} times {number} is {number * number}.\n" for number in range(200)).encode()
-    tokens = np.frombuffer(text, dtype=np.uint8)
-    return Corpus(tokens, split_stream(len(tokens), manifest.training.sequence_length, 0.1), ByteTokenizer())
+def corpus(manifest: Manifest, packed: bool = False) -> ShardCorpus:
+    length = manifest.training.sequence_length
+    return packed_corpus(length) if packed else text_corpus(length)
 
 
-def rest(case: Case) -> tuple:
+def rest(case: Case, text: TokenSource) -> tuple:
     """Return the arguments that both kinds of tasks take after the model."""
     manifest = case.manifest
     reader = CorpusReader(manifest.run.seed, PeerId("alice"))
-    placement = Placement(case.autocast, MICRO_BATCH)
-    return corpus(manifest, case.packed), manifest.training, manifest.run.tokens, reader, placement
+    return text, manifest.training, manifest.run.tokens, reader, Placement(case.autocast, MICRO_BATCH)
 
 
 def whole_task(case: Case) -> LanguageModelTask:
     manifest = case.manifest
-    return LanguageModelTask(flat_model(manifest.model, manifest.run.seed, CPU), *rest(case))
+    text = corpus(manifest, case.packed)
+    return LanguageModelTask(flat_model(manifest.model, manifest.run.seed, CPU), *rest(case, text))
 
 
 def train(task: LanguageModelTask) -> list[float]:
@@ -151,10 +147,11 @@ def run(number: int, case: Case, folder: Path) -> None:
     ranks.arrange(mesh)
     stage = equal_cut(BLOCKS, mesh.stages)[ranks.stage]
     counts = shares(SEQUENCES // MICRO_BATCH, mesh.stages, [1.0] * mesh.replicas)
-    task = StagedTask(stage_model(manifest.model, manifest.run.seed, CPU, stage), ranks, *rest(case), counts)
+    text = RankCorpus.shared(ranks, corpus(manifest, case.packed) if ranks.rank == 0 else None)
+    task = StagedTask(stage_model(manifest.model, manifest.run.seed, CPU, stage), ranks, *rest(case, text), counts)
     losses = train(task)
     save_file(results(task), folder / f"{number}-{ranks.rank}.safetensors")
-    held_out = task.held_out(HELD_OUT, math.inf).loss()
+    held_out = task.held_out(HELD_OUT, math.inf).loss() if ranks.replica == 0 else None  # others read none
     heard = ranks.gather({"rank": ranks.rank, "losses": losses, "held_out": held_out})
     if ranks.rank == 0:
         (folder / f"{number}.json").write_text(json.dumps(heard))

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from p2ptrain.data.split import HELD_OUT_TOKENS
+from p2ptrain.tokens.corpus import HELD_OUT_TOKENS, tokens_to_read
 from p2ptrain.train import evaluate
-from p2ptrain.train.evaluate import HeldOutText, tokens_to_read, validation_loss
+from p2ptrain.train.evaluate import HeldOutText, validation_loss
 from p2ptrain.train.model import summed_loss
 
 

@@ -8,7 +8,6 @@ import torch
 from families import DESCRIPTIONS
 
 from p2ptrain.base.errors import DeviceError
-from p2ptrain.data import assign
 from p2ptrain.train import inner
 from p2ptrain.train.compiled_pass import CompiledPassError, PassChoice
 from p2ptrain.train.cross_entropy import summed_cross_entropy
@@ -48,10 +47,7 @@ def plain_loop(tiny, steps, peer="alice"):
         )
     losses = []
     for step in range(steps):
-        indices = assign.sequences(
-            manifest.run.seed, peer, step, training.sequences_per_step, tiny.corpus.train_sequences
-        )
-        batch = tiny.corpus.batch(indices)
+        batch = tiny.corpus.step_batch(manifest.run.seed, peer, step, training.sequences_per_step)
         hidden = module.base_model(batch[:, :-1]).last_hidden_state.flatten(0, 1)
         tokens = training.tokens_per_step
         loss = summed_cross_entropy(hidden, module.get_output_embeddings().weight, batch[:, 1:].flatten()) / tokens

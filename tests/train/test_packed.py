@@ -13,8 +13,8 @@ from packed import LENGTHS, PADDING, codes, packed_corpus
 from staged_rank import equal_cut
 from test_stages import gradients
 
-from p2ptrain.data.packing import IGNORED, decoded_rows
 from p2ptrain.data.tokenizer import ByteTokenizer
+from p2ptrain.tokens.packing import IGNORED, decoded_rows
 from p2ptrain.train import generate
 from p2ptrain.train.compiled_pass import CompiledPassError
 from p2ptrain.train.evaluate import validation_loss
@@ -143,7 +143,7 @@ def test_plain_text_alone_is_compiled(packed_run):
 
 def test_a_sample_answers_a_held_out_dialogue(packed_run):
     prompt = packed_run.corpus.prompt_ids()
-    text = packed_run.task().sample(4)
+    text = generate.sample_text(packed_run.model().module, ByteTokenizer(), prompt, "", 4)
     assert text.startswith(ByteTokenizer().decode(prompt))
 
 
@@ -167,8 +167,7 @@ class TurnTokenizer(ByteTokenizer):
 )
 def test_a_sample_ends_where_the_turn_ends(packed_run, tokenizer, written, end_of_turn, monkeypatch):
     """Check an end of turn that is text, one that is a token, and the separator."""
-    corpus = replace(packed_run.corpus, tokenizer=tokenizer, end_of_turn=end_of_turn)
-    ids = iter(written)
+    ids, prompt = iter(written), packed_run.corpus.prompt_ids()
     monkeypatch.setattr(generate, "_draw", lambda *_: next(ids))
-    text = replace(packed_run, corpus=corpus).task().sample(len(written))
-    assert text == tokenizer.decode(corpus.prompt_ids()) + "yes"
+    text = generate.sample_text(packed_run.model().module, tokenizer, prompt, end_of_turn, len(written))
+    assert text == tokenizer.decode(prompt) + "yes"

@@ -55,7 +55,8 @@ def test_ranks_train_as_one_process_does(number, tmp_path):
         rough = 1e-5 if case.autocast is None else 0.02
         for heard in json.loads((tmp_path / f"{index}.json").read_text()):
             assert heard["losses"] == pytest.approx(losses, rel=rough), case
-            assert heard["held_out"] == pytest.approx(held_out, rel=rough), case
+            if heard["rank"] < case.mesh.stages:
+                assert heard["held_out"] == pytest.approx(held_out, rel=rough), case
         parts = [load_file(tmp_path / f"{index}-{rank}.safetensors") for rank in range(case.ranks)]
         for name, expected in results(task).items():
             for replica in range(case.replicas):

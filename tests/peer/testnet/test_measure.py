@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
 import pytest
 import torch
+from small_corpus import stored_dialogues
 
 from p2ptrain import checkpoint
 from p2ptrain.base.errors import HomeError
-from p2ptrain.data.own_text import create
 from p2ptrain.manifest import create_run, sign_run
 from p2ptrain.train.model import flat_model
 from peer.home import Home
@@ -60,25 +59,23 @@ def test_it_averages_what_training_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_of_dialogues_it_answers_a_question_and_names_one(tmp_path: Path) -> None:
-    talk, run = tmp_path / "talk.jsonl", tmp_path / "run"
+def test_of_dialogues_it_answers_a_held_out_question(tmp_path: Path) -> None:
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Which\n way is  north?"},
         {"role": "assistant", "content": "Up."},
     ]
-    talk.write_text(200 * (json.dumps({"messages": messages}) + "\n"))
-    create(run, talk, None, "demo", "", None, tmp_path / "cache" / "p2ptrain", lambda tokens, most: None)
+    run = tmp_path / "run"
+    section, index = stored_dialogues([messages] * 200, 128)
+    create_run(run, "demo", TINY | {"corpus": section, "training.sequence_length": 128})
     signed = sign_run(run).signed
     home = Home(tmp_path / "a")
+    home.files.add(index.root, index.to_bytes())
     theta = flat_model(signed.manifest.model, 0, torch.device("cpu")).theta
     checkpoint.save(home.checkpoints, {"slow": theta}, {"step": 2})
-    measured = measure(signed, [home], threads=1, data=talk)
-    assert measured.question == "Which way is north?"
-    question, answer = measured.sample.split("assistant")
+    question, answer = measure(signed, [home], threads=1).sample.split("assistant")
     assert "Which\n way is  north?" in question
     assert answer
-    assert measure(signed, [home], threads=1).question == ""
 
 
 def test_a_home_without_weights_is_named(tmp_path: Path) -> None:

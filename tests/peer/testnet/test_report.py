@@ -6,11 +6,12 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from p2ptrain.manifest.sources import BuiltinCorpus, FileCorpus
+from p2ptrain.manifest.sources import BuiltinCorpus, ShardsCorpus
 from peer.testnet.report import (
     Measured,
     TestnetReport,
@@ -67,6 +68,7 @@ PEER_KEYS = {
     "blocked_fraction",
     "outer_steps",
 }
+SHARDS: Any = {"kind": "shards", "root": "0" * 64, "training_tokens": 900, "held_out_tokens": 100}
 
 
 def with_peer_2(**changes: object) -> TestnetReport:
@@ -215,13 +217,11 @@ def test_the_next_steps_name_this_testnet() -> None:
     assert steps[0] == ".venv/bin/p2ptrain generate out/demo/peer-1 'To be, or not'"
     assert all(".venv/bin/p2ptrain" in step for step in steps)
     assert "cores" in machine()
-    text = FileCorpus(kind="file", sha256="0" * 64)
+    text = ShardsCorpus(**SHARDS)
     assert next_steps("p2ptrain", Path("out/demo"), text)[0].startswith("p2ptrain generate out/demo/peer-1 ''    #")
 
 
 def test_of_dialogues_the_next_step_is_one() -> None:
-    talk = FileCorpus(kind="file", sha256="0" * 64, format="jsonl", template="chatml")
-    steps = next_steps("p2ptrain", Path("out/demo"), talk, "What's new?")
-    assert steps[0].partition("    #")[0] == """echo 'What'"'"'s new?' | p2ptrain chat out/demo/peer-1"""
-    assert next_steps("p2ptrain", Path("out/demo"), talk)[0].startswith("p2ptrain chat out/demo/peer-1    #")
+    steps = next_steps("p2ptrain", Path("out/demo"), ShardsCorpus(**SHARDS, template="chatml"))
+    assert steps[0].startswith("p2ptrain chat out/demo/peer-1    #")
     assert not any("generate" in step for step in steps)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from small_corpus import AWAY
 from trained_model import generate_tokens, load_model
 
 from p2ptrain import checkpoint
@@ -27,7 +28,7 @@ from peer.trained import chat_command
 from peer.trained.chat import DROPPED, NO_TEMPLATE, TOO_LONG
 from peer.trained.chat_command import chat
 
-CHATS = {"kind": "file", "sha256": "0" * 64, "format": "jsonl", "text_field": "messages", "template": "chatml"}
+CHATS = {**AWAY, "template": "chatml"}
 START, END = "<|im_start|>", "<|im_end|>\n"
 
 

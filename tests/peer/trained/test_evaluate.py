@@ -16,10 +16,9 @@ from trained_model import load_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from p2ptrain.base.errors import UserError
-from p2ptrain.data.corpus import open_corpus
-from p2ptrain.data.stream import cache_directory
 from p2ptrain.train.evaluate import validation_loss
 from peer.home import Home
+from peer.model import run_text
 from peer.trained.chat_command import chat
 from peer.trained.evaluate_command import evaluate
 
@@ -73,7 +72,7 @@ def test_home_and_export_agree_with_a_plain_loop(home: Home, folder: Path, text:
 def test_without_a_file_it_is_the_peers_held_out_loss(home: Home) -> None:
     signed = home.load_manifest(None)
     assert signed is not None
-    corpus = open_corpus(signed.manifest, cache_directory())
+    corpus = run_text(home, signed.manifest)
     wanted = validation_loss(load_model(home)[0].module, corpus, 4096)
     found = measured(home.path, "--most-tokens", 4096)
     assert found["loss"] == pytest.approx(wanted.value, abs=1e-6)

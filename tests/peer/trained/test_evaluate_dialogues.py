@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from small_corpus import stored_dialogues
 from trained_model import load_model
 
 from p2ptrain import checkpoint
 from p2ptrain.base.errors import UserError
-from p2ptrain.data.corpus import open_corpus
-from p2ptrain.data.stream import cache_directory
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.train.model import flat_model, summed_loss
 from p2ptrain.train.sequence_parts import predicted_count
 from peer import exporting
 from peer.home import Home
+from peer.model import run_text
 from peer.trained.evaluate_command import evaluate
-from tests.data.dialogues import chat_corpus, made, write_jsonl
+from tests.data.dialogues import made, write_jsonl
 
 LENGTH = 192
 OWN = (
@@ -50,11 +50,12 @@ def taught(tmp_path: Path, chats: Path, signed_run: Callable[..., SignedManifest
         "training__sequence_length": LENGTH,
         "model__config__max_position_embeddings": 2 * LENGTH,
     }
-    signed = signed_run(corpus=chat_corpus(chats), **sizes)
+    section, index = stored_dialogues([json.loads(line)["messages"] for line in chats.read_text().splitlines()], LENGTH)
+    signed = signed_run(corpus=section, **sizes)
     found = Home(tmp_path / "taught")
     found.path.mkdir()
     found.save_manifest(signed)
-    found.files.add(signed.manifest.corpus.sha256, chats.read_bytes())  # type: ignore[union-attr]
+    found.files.add(index.root, index.to_bytes())
     theta = flat_model(signed.manifest.model, 1, torch.device("cpu")).theta
     checkpoint.save(found.checkpoints, {"slow": theta * 3}, {"step": 1})
     return found
@@ -127,8 +128,8 @@ def test_home_and_export_agree_with_a_plain_loop_over_the_answers(
 def test_the_files_loss_is_that_of_the_runs_own_rows(taught: Home, chats: Path) -> None:
     signed = taught.load_manifest(None)
     assert signed is not None
-    corpus = open_corpus(signed.manifest, cache_directory(), chats)
-    rows = [*corpus.validation_batches(1 << 20, 1), *(corpus.batch([each]) for each in range(corpus.train_sequences))]
+    corpus = run_text(taught, signed.manifest)
+    rows = [*corpus.validation_batches(1 << 20, 1), corpus.step_batch(1, "anyone", 0, corpus.train_sequences)]
     module = load_model(taught)[0].module
     with torch.no_grad():
         total = sum(float(summed_loss(module, row, None)) for row in rows)

@@ -95,17 +95,18 @@ def test_each_number_is_the_true_one(signed_run: Callable[..., SignedManifest]) 
 
 
 def test_the_metadata_are_what_the_hub_reads(signed_run: Callable[..., SignedManifest]) -> None:
-    hub = {"kind": "hub", "name": "someone/texts", "revision": "0" * 40}
-    text = card(facts(signed_run(corpus=hub), languages=("en", "de"), link="p2ptrain://x"))
+    shards = {"kind": "shards", "root": "0" * 64, "training_tokens": 99_000, "held_out_tokens": 1_000}
+    mirror = "hf:someone/tokens"
+    text = card(facts(signed_run(corpus=shards | {"mirror": mirror}), languages=("en", "de"), link="p2ptrain://x"))
     assert front_matter(text) == {
         "license": "apache-2.0",
         "language": ["en", "de"],
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["p2ptrain"],
-        "datasets": ["someone/texts"],
     }
-    assert f"`someone/texts` at revision `{'0' * 40}`" in text
+    assert f"| SHA-256 of the index of the tokens | `{'0' * 64}` |" in text
+    assert "| tokens for training | 99,000 |" in text
     assert "The run's join link is `p2ptrain://x`." in text
     assert "license" not in front_matter(card(facts(signed_run(), licence=None)))
 
@@ -129,17 +130,23 @@ def test_weights_from_which_the_run_began_are_named_with_their_licence(
 def test_it_says_which_files_another_run_of_it_needs(signed_run: Callable[..., SignedManifest]) -> None:
     assert "\np2ptrain bootstrap RUN\n```\n\n## Data" in card(facts(signed_run()))
     digests = [f"{each}" * 64 for each in range(1, 7)]
-    corpus = {"kind": "file", "sha256": digests[0], "format": "jsonl", "template": digests[1]}
+    corpus = {
+        "kind": "shards",
+        "root": digests[0],
+        "training_tokens": 9_000,
+        "held_out_tokens": 1_000,
+        "template": digests[1],
+    }
     init = {"kind": "file", "sha256": digests[3:5], "settings": digests[5]}
-    text = card(facts(signed_run(corpus=corpus, tokenizer=f"sha256:{digests[2]}", model__init=init)))
-    assert "\np2ptrain bootstrap RUN --tokenizer FILE --data FILE --template FILE --weights PATH\n```" in text
-    listed = re.findall(r"^- (.*): SHA-256 `(.)\2{63}`, for `(.*)`$", text, flags=re.MULTILINE)
-    assert listed == [
-        ("tokenizer", "3", "--tokenizer"),
-        ("corpus", "1", "--data"),
-        ("template", "2", "--template"),
-        ("weights 1 of 2", "4", "--weights"),
-        ("weights 2 of 2", "5", "--weights"),
+    text = card(facts(signed_run(corpus=corpus, tokenizer={"kind": "file", "sha256": digests[2]}, model__init=init)))
+    assert "\np2ptrain bootstrap RUN --weights PATH\n```" in text
+    listed = re.findall(r"^- (.*): SHA-256 `(.)\2{63}`$", text, flags=re.MULTILINE)
+    assert sorted(listed) == [
+        ("index", "1"),
+        ("template", "2"),
+        ("tokenizer", "3"),
+        ("weights 1 of 2", "4"),
+        ("weights 2 of 2", "5"),
     ]
 
 

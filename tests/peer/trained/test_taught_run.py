@@ -9,31 +9,31 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from small_corpus import stored_dialogues
 from trained_model import load_model
 
 from p2ptrain import checkpoint
-from p2ptrain.data.corpus import open_corpus
-from p2ptrain.data.stream import cache_directory
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.train.evaluate import validation_loss
 from p2ptrain.train.model import flat_model
 from peer.home import Home
+from peer.model import run_text
 from peer.trained.chat_command import chat
 from peer.trained.evaluate_command import evaluate
 from peer.trained.publish_command import publish
-from tests.data.dialogues import chat_corpus, made, write_jsonl
+from tests.data.dialogues import made
 
 
 @pytest.fixture
 def taught(tmp_path: Path, signed_run: Callable[..., SignedManifest]) -> Home:
     """Return the home of a run of dialogues, which keeps them."""
-    chats = write_jsonl(tmp_path / "chats.jsonl", made(200))
+    section, index = stored_dialogues(made(200), 128)
     longer = {"training__sequence_length": 128, "model__config__max_position_embeddings": 128}
-    signed = signed_run(corpus=chat_corpus(chats), **longer)
+    signed = signed_run(corpus=section, **longer)
     found = Home(tmp_path / "taught")
     found.path.mkdir()
     found.save_manifest(signed)
-    found.files.add(signed.manifest.corpus.sha256, chats.read_bytes())  # type: ignore[union-attr]
+    found.files.add(index.root, index.to_bytes())
     theta = flat_model(signed.manifest.model, 1, torch.device("cpu")).theta
     checkpoint.save(found.checkpoints, {"slow": theta}, {"step": 1})
     return found
@@ -45,7 +45,7 @@ def test_the_held_out_loss_is_of_the_answers(taught: Home) -> None:
     found = json.loads(ran.stdout)
     signed = taught.load_manifest(None)
     assert signed is not None
-    corpus = open_corpus(signed.manifest, cache_directory())
+    corpus = run_text(taught, signed.manifest)
     wanted = validation_loss(load_model(taught)[0].module, corpus, 65_536)
     assert found["loss"] == pytest.approx(wanted.value, abs=1e-6)
     assert 0 < found["tokens"] < wanted.tokens

@@ -1,25 +1,23 @@
 """The pool of simulated language models computes, step by step, what the real peers' task computes."""
 
-import itertools
 import math
 import os
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
+from small_corpus import LINES, corpus_of
 
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.base.ids import PeerId
-from p2ptrain.data.corpus import Corpus
-from p2ptrain.data.split import split_stream
-from p2ptrain.data.tokenizer import ByteTokenizer
 from p2ptrain.manifest import preset, with_changes
+from p2ptrain.tokens import builtin
 from p2ptrain.train.autofit import Placement
 from p2ptrain.train.batches import CorpusReader
 from p2ptrain.train.compiling import compiler_program
-from p2ptrain.train.evaluate import validation_loss
 from p2ptrain.train.inner import LanguageModelTask
-from p2ptrain.train.model import flat_model
+from p2ptrain.train.model import flat_model, summed_loss
 from sim.lm import pool as pool_module
 from sim.lm.pool import LanguageModelPool
 from sim.lm.text import Text, shares
@@ -53,11 +51,9 @@ def manifest(**changes):
 
 
 def text(blocks=6, length=16):
-    lines = "".join(f"{number} times {number} is {number * number}.\n" for number in range(700)).encode()
-    tokens = np.frombuffer(lines, dtype=np.uint8)
-    corpus = Corpus(tokens, split_stream(len(tokens), length, 0.1), ByteTokenizer())
-    assert corpus.split.regions >= blocks
-    return Text(corpus)
+    words = Text(builtin.regions(np.frombuffer(LINES, dtype=np.uint8), length, 0.1), length)
+    assert len(words.regions.held_out) >= blocks
+    return words
 
 
 def pool(run=None, readers=READERS, kind="iid"):
@@ -68,7 +64,8 @@ def pool(run=None, readers=READERS, kind="iid"):
 
 def real(run, reader):
     model = flat_model(run.model, run.run.seed, torch.device("cpu"))
-    corpus = text(length=run.training.sequence_length).corpus
+    length = run.training.sequence_length
+    corpus = corpus_of(*text(length=length).regions, length)
     return LanguageModelTask(model, corpus, run.training, run.run.tokens, reader, Placement(None, 64))
 
 
@@ -201,16 +198,21 @@ def test_evaluation_is_the_real_modules_loss(shape):
     step_all(simulated, 64.0)
     model = flat_model(run.model, run.run.seed, torch.device("cpu"))
     words = text(length=run.training.sequence_length)
-    losses = []
-    for theta in simulated.theta:
-        model.theta.copy_(theta)
-        losses.append(validation_loss(model.module, words.corpus, 10**9).value)
-    counts = [len(words.starts(part)) for part in ("validation", "test")]
-    assert sum(counts) == words.corpus.split.held_out_sequences
-    measured = [simulated.evaluate(simulated.theta, part) for part in ("validation", "test")]
-    mean = (measured[0] * counts[0] + measured[1] * counts[1]) / sum(counts)
-    assert mean.tolist() == pytest.approx(losses, rel=1e-6)
-    assert not torch.equal(*measured)
+    measured = {}
+    for part in ("validation", "test"):
+        starts = words.starts(part)
+        rows = torch.stack([words.tokens[each : each + words.sequence_length + 1] for each in starts]).long()
+        assert simulated.evaluate(simulated.theta, part).tolist() == pytest.approx(
+            [float(_loss(model, theta, rows)) for theta in simulated.theta], rel=1e-6
+        )
+        measured[part] = simulated.evaluate(simulated.theta, part)
+    assert not torch.equal(measured["validation"], measured["test"])
+
+
+def _loss(model, theta, rows):
+    model.theta.copy_(theta)
+    with torch.no_grad():
+        return summed_loss(model.module, rows, None) / rows[:, 1:].numel()
 
 
 def test_a_part_of_the_evaluation_is_spread_over_the_text():
@@ -222,31 +224,40 @@ def test_a_part_of_the_evaluation_is_spread_over_the_text():
 
 def test_the_shipped_text_is_cut_into_three_parts_without_overlap():
     words = Text.builtin(64)
-    split = words.corpus.split
-    parts = [
-        words.starts("validation"),
-        words.starts("test"),
-        [split.train_start(n) for n in range(split.train_sequences)],
-    ]
+    parts = [words.starts("validation"), words.starts("test")]
+    (whole,) = shares(words, READERS[:1], "iid")
+    trained = whole.starts(0, whole.sequences)
+    assert max(trained) + 64 < words.regions.training.size <= min(map(min, parts))
     spans = sorted((start, number) for number, starts in enumerate(parts) for start in starts)
-    for (start, one), (following, other) in itertools.pairwise(spans):
+    for (start, one), (following, other) in pairwise(spans):
         assert following >= start + (64 if one == other else 65)  # neighbours in one block share a token
     assert len(parts[0]) == len(parts[1]) > 3000
 
 
 def test_every_shard_is_another_piece_of_the_text():
     words = text()
-    total = words.corpus.train_sequences
     parts = shares(words, READERS, "shards")
+    (whole, other, _) = shares(words, READERS, "iid")
+    total = whole.sequences
     assert [part.first for part in parts] == [0, total // 3, 2 * total // 3]
-    read = [set(part.starts(words.corpus.split, 0, part.sequences)) for part in parts]
+    read = [set(part.starts(0, part.sequences)) for part in parts]
     assert sum(len(one) for one in read) == len(set.union(*read)) == total
-    whole = shares(words, READERS, "iid")
-    orders = [part.starts(words.corpus.split, 0, total) for part in whole]
+    orders = [part.starts(0, total) for part in (whole, other)]
     assert sorted(orders[0]) == sorted(orders[1])
     assert orders[0] != orders[1]
     with pytest.raises(CorpusError, match="cannot share"):
         shares(words, READERS * total, "shards")
+
+
+def test_a_peer_reads_the_sequences_that_a_real_one_reads_also_of_several_shards():
+    words = Text.builtin(64)
+    real_one = corpus_of(*words.regions, 64)
+    assert real_one.index.training_shards > 2
+    (share,) = shares(words, READERS[:1], "iid")
+    for step in (0, 3, 9_000, 10_000, 20_000):
+        starts = share.starts(step, 5)
+        rows = torch.stack([words.tokens[start : start + 65] for start in starts]).long()
+        assert torch.equal(rows, real_one.step_batch(READERS[0].seed, READERS[0].peer, step, 5))
 
 
 def test_a_shard_is_learned_by_its_peer():
