@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from p2ptrain.data.corpus import open_corpus
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from p2ptrain.base.errors import CorpusError, ManifestError, WeightsError
 from p2ptrain.base.ids import PeerId
-from p2ptrain.data.corpus import open_corpus
 from p2ptrain.data.file_store import named_files
 from p2ptrain.manifest import Manifest, preset, with_changes
 from peer.doctor import command

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from p2ptrain.data.corpus import stream_key
 
 from p2ptrain.base.cgroups import CgroupLimits
 from p2ptrain.base.errors import HomeError
-from p2ptrain.data.corpus import stream_key
 from p2ptrain.manifest import Manifest, parameter_count, preset, with_changes
 from p2ptrain.train import accelerator
 from peer.doctor import machine
