@@ -40,7 +40,7 @@ LIMITS = Limits(inbound=32, inbound_per_peer=4)
 PIECE_BYTES = 256 << 10
 """Size of a piece: two seconds at 1 Mbit/s, so that a slow source is soon noticed."""
 MOST_SERVED = 6
-"""Shards sent at once; whoever asks for more hears that this node is busy, and asks others. Guess: bench/carry.py with
+"""Shards sent at once; a peer that asks for more hears that this node is busy, and asks others. Guess: bench/carry.py with
 others."""
 MOST_SERVED_TO_ONE = 2
 LONGEST_S = 240.0
@@ -58,7 +58,7 @@ OVERALL = RateLimit(burst=256.0 * SHARD_BYTES, per_s=SHARD_BYTES / 2.0)
 """Bytes sent to all peers, where the owner has no lower cap: a peer sends on average what it takes. Guess: how many
 newcomers a run has in an hour."""
 OF_A_BOOTSTRAP = RateLimit(burst=1024.0 * SHARD_BYTES, per_s=4.0 * SHARD_BYTES)
-"""The same of a bootstrap, whose caps its owner sets: 134 Mbit/s."""
+"""Bytes that a bootstrap, whose caps its owner sets, sends to all peers: 134 Mbit/s."""
 
 
 class ShardServer(PieceServer):
