@@ -19,7 +19,7 @@ from p2ptrain.data.file_store import (
 from p2ptrain.data.unfinished import SHARDS_FOLDER
 from p2ptrain.data.weight_files import adopt, check_option, find_named
 from p2ptrain.manifest import SignedManifest, advice
-from p2ptrain.net.shard_service import OF_A_BOOTSTRAP, ShardServer
+from p2ptrain.net.shard_service import OF_A_BOOTSTRAP, QUEUE_S, ShardServer
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.tokens.index import ShardIndex
 from p2ptrain.tokens.store import ShardStore
@@ -75,7 +75,7 @@ def shards_to_serve(
             f"{held:,} of the text's {len(index.digests):,} shards are in {store.directory}, and peers get the others"
             " from each other or a mirror, if these have them",
         )
-    return ShardServer(index, store, rates, overall=OF_A_BOOTSTRAP)
+    return ShardServer(index, store, rates, overall=OF_A_BOOTSTRAP, queue_s=QUEUE_S)
 
 
 def _weights(options: BootstrapOptions, signed: SignedManifest, store: FileStore, say: Say) -> dict[str, Path]:

@@ -90,7 +90,7 @@ class PieceServer(ABC):
     async def _send(self, link: Link, sha256: str, offset: int) -> None:
         self.check(link)
         total, piece = await self.piece(sha256, offset)
-        if not self.admits(link, total, len(piece)):
+        if not (self.admits(link, total, len(piece)) or await self.admits_later(link, total, len(piece))):
             await self.refuse(link)
             return
         await send_message(link, ["piece", total])
@@ -105,6 +105,10 @@ class PieceServer(ABC):
     def admits(self, link: Link, total_bytes: int, size_bytes: int) -> bool:
         """Return whether the other side may have ``size_bytes`` of a thing now, and count them."""
         return self._limits.admits(link.peer, self._clock(), max(size_bytes, MIN_COST))
+
+    async def admits_later(self, link: Link, total_bytes: int, size_bytes: int) -> bool:
+        """Wait until the other side may have what it may not have now; return False if that takes too long."""
+        return False
 
     async def refuse(self, link: Link) -> None:
         """Tell the other side that it may have nothing now. Raises NetworkError to close the link instead."""

@@ -16,14 +16,16 @@ The initiator must compare the shard's digest; nothing else protects it from a f
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import numpy as np
 
+from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.errors import NetworkError, RemoteError
-from p2ptrain.base.ids import short
+from p2ptrain.base.ids import PeerId, short
 from p2ptrain.net.file_service import PieceServer, download
 from p2ptrain.net.links import Limits
 from p2ptrain.net.rate_limiter import RateLimit, RateLimiter
@@ -39,9 +41,15 @@ LIMITS = Limits(inbound=32, inbound_per_peer=4)
 """Limits of the protocol's streams. Guess: concurrent newcomers per peer in real runs would settle it."""
 PIECE_BYTES = 256 << 10
 """Size of a piece: two seconds at 1 Mbit/s, so that a slow source is soon noticed."""
-MOST_SERVED = 6
-"""Shards sent at once; a peer that asks for more hears that this node is busy, and asks others. Guess: bench/carry.py with
-others."""
+MOST_SERVED = 3
+"""Shards sent at once: the first of them soon arrives and is passed on. Of 100 peers that begin at once, the median
+begins after 9 s; with 6 at once, after 14 s (docs/results/CARRY.md)."""
+QUEUE_S, MOST_WAITING = 10.0, 24
+"""How long, and how many, may wait at a bootstrap until it has sent another shard: who has got least comes first. All
+others hear that the node is busy, and ask elsewhere. If all had to ask again, some of 100 peers would try for a
+minute."""
+MOST_REMEMBERED = 1024
+"""Peers of which the queue knows how much they have got."""
 MOST_SERVED_TO_ONE = 2
 LONGEST_S = 240.0
 """Longest duration of a stream: a shard at 140 kbit/s."""
@@ -67,6 +75,7 @@ class ShardServer(PieceServer):
     Args:
         rates: say whether this node serves others.
         coming: returns the numbers of the digests that this node is fetching.
+        queue_s: how long others wait here if too many are served.
     """
 
     def __init__(
@@ -77,6 +86,7 @@ class ShardServer(PieceServer):
         clock: Clock = time.monotonic,
         overall: RateLimit = OVERALL,
         coming: Callable[[], Collection[int]] = tuple,
+        queue_s: float = 0.0,
     ) -> None:
         super().__init__("shards", rates, clock, RateLimiter(EACH, overall))
         self._root, self._digests = bytes.fromhex(index.root), frozenset(index.digests)
@@ -85,6 +95,10 @@ class ShardServer(PieceServer):
         self._told, self._told_at = b"", -HELD_S
         self._paid: dict[Link, int] = {}
         """Bytes that each link which gets a shard may still get of it."""
+        self._queue_s = queue_s
+        self._waiting: dict[Link, asyncio.Event] = {}
+        self._sent: BoundedDict[PeerId, int] = BoundedDict(MOST_REMEMBERED)
+        """Shards that each peer has got."""
 
     async def piece(self, sha256: str, offset: int) -> tuple[int, bytes]:
         if sha256 not in self._digests:  # another run's, which may be a closed one
@@ -98,7 +112,31 @@ class ShardServer(PieceServer):
         except TimeoutError:
             raise NetworkError(f"{short(link.peer)} takes too long to get a shard") from None
         finally:
-            self._paid.pop(link, None)
+            if self._paid.pop(link, None) is not None:
+                self._sent[link.peer] = self._sent.get(link.peer, 0) + 1
+            self._wake()
+
+    async def admits_later(self, link: Link, total_bytes: int, size_bytes: int) -> bool:
+        if not self._queue_s or not total_bytes or link in self._paid:
+            return False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._queue_s):
+                while len(self._paid) >= MOST_SERVED and len(self._waiting) < MOST_WAITING:
+                    self._waiting[link] = asyncio.Event()
+                    try:
+                        await self._waiting[link].wait()
+                    finally:
+                        del self._waiting[link]
+                    if self.admits(link, total_bytes, size_bytes):
+                        return True
+                self._wake()  # this one has had too much
+        return False
+
+    def _wake(self) -> None:
+        """Let the one try again that has got least of those who wait."""
+        waiting = [link for link, event in self._waiting.items() if not event.is_set()]
+        if waiting and len(self._paid) < MOST_SERVED:
+            self._waiting[min(waiting, key=lambda link: self._sent.get(link.peer, 0))].set()
 
     def admits(self, link: Link, total_bytes: int, size_bytes: int) -> bool:
         """Count a shard as a whole at its first piece, so that nobody is refused in the middle of one."""

@@ -104,6 +104,52 @@ def test_a_node_that_serves_others_says_so(
     assert sorted(type(each) for each in found if not isinstance(each, bytes)) == [BusyError]
 
 
+def test_a_bootstrap_that_serves_others_first_serves_then_whoever_has_got_least(
+    store: ShardStore, index: ShardIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_service, "MOST_SERVED", 1)
+    server, order = ShardServer(index, store, queue_s=10.0), list[str]()
+
+    async def main() -> None:
+        network = MemoryNetwork(latency=0.001)
+        await network.transport(HOST).listen(server.answer)
+
+        async def one(name: str, at: float) -> None:
+            await asyncio.sleep(at)
+            link = await network.transport(PeerId(name)).open(HOST, ())
+            await fetch_shard(link, index.digests[0], len_of)
+            order.append(name)
+            await link.close()
+
+        await one("amber", 0.0)
+        await asyncio.gather(one("birch", 0.0), one("amber", 0.001), one("cedar", 0.002))
+
+    virtual_time.run(main())
+    assert order == ["amber", "birch", "cedar", "amber"]
+    assert not server._waiting
+    assert not server._paid
+
+
+def test_whoever_waits_too_long_at_a_bootstrap_hears_that_it_is_busy(
+    store: ShardStore, index: ShardIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_service, "MOST_SERVED", 1)
+    server = ShardServer(index, store, queue_s=10.0)
+
+    async def hold(link: Link) -> bytes:
+        await send_message(link, ["piece", bytes.fromhex(index.digests[0]), 0])
+        await asyncio.sleep(15.0)
+        return b""
+
+    async def ask(link: Link) -> bytes | None:
+        await asyncio.sleep(0.1)
+        return await fetch_shard(link, index.digests[0], len_of)
+
+    [_, found] = talk(server, hold, ask)
+    assert isinstance(found, BusyError)
+    assert not server._waiting
+
+
 def len_of(size_bytes: int) -> None:
     pass
 
