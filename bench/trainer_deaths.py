@@ -53,7 +53,6 @@ def seconds_lost(home: Home, ranks: int) -> float:
         most_sequences=16,
         store=str(user_store().directory),
         index=None,
-        tokenizer=None,
         weights=None,
         begins=True,
         tried_tokens=512,

@@ -16,6 +16,7 @@ from p2ptrain.data.file_store import (
     named_files,
     named_weights,
 )
+from p2ptrain.data.unfinished import SHARDS_FOLDER
 from p2ptrain.data.weight_files import adopt, check_option, find_named
 from p2ptrain.manifest import SignedManifest, advice
 from p2ptrain.net.shard_service import OF_A_BOOTSTRAP, QUEUE_S, ShardServer
@@ -26,8 +27,6 @@ from p2ptrain.tokens.store import ShardStore
 if TYPE_CHECKING:
     from bootstrap.app import BootstrapOptions, Say
 
-SHARDS_FOLDER = "shards"
-"""Folder of the text in a run's directory."""
 MOST_STORED = f"{MOST_STORED_BYTES >> 20} MiB"
 
 

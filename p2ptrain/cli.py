@@ -81,6 +81,7 @@ LAZY_COMMANDS = {
     "publish": LazyCommand(
         "peer.trained.publish_command", "publish", "Publish a peer's model on the Hugging Face hub."
     ),
+    "publish-tokens": LazyCommand("peer.trained.publish_tokens", "publish_tokens", "Make a mirror of a run's text."),
     "doctor": LazyCommand("peer.doctor", "doctor", "Diagnose this machine and its network."),
     "simulate": LazyCommand("sim.command", "simulate", "Simulate a swarm from a scenario file; in a clone.", True),
     "testnet": LazyCommand(

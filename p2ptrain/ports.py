@@ -92,7 +92,7 @@ class HeldOutLoss:
 
     value: float  # mean cross entropy in nats per predicted token
     tokens: int  # tokens that were read; of dialogues only the answers are predicted
-    of: int  # predicted tokens that are read without a limit: data.split.HELD_OUT_TOKENS, or all if there are fewer
+    of: int  # predicted tokens that are read without a limit: tokens.corpus.HELD_OUT_TOKENS, or all if there are fewer
 
 
 NOT_READ = HeldOutLoss(math.nan, 0, 0)

@@ -37,7 +37,6 @@ from peer.held_out_reader import HeldOutReader
 from peer.home import Home
 from peer.initial_weights import await_hub
 from peer.keeper import KeeperTask, check_checkpoint, keeper_of
-from peer.model import stored_tokenizer
 from peer.owner.settings import CompileMode
 from peer.session_recorder import SessionRecorder
 from peer.start_options import StartOptions
@@ -234,7 +233,6 @@ def _trained(
         most_sequences=manifest.training.sequences_per_step,
         store=str(user_store().directory.absolute()),
         index=_named(_index(home, manifest)),
-        tokenizer=_named(stored_tokenizer(home, manifest.tokenizer)),
         weights=_named(options.weights),
         begins=found.checkpoint is None,
         tried_tokens=TRIED_TOKENS,

@@ -45,9 +45,8 @@ def exported_chat(
     template = run_template(home, signed, tokenizer)
     if template is None:
         return None if settings.template is None else ExportedChat(settings.template, None, [])
-    with template:
-        encoder = ChatEncoder(template, tokenizer)
-        end_id, prompt_ids = encoder.end_of_turn_id(), encoder.prompt_ids(MESSAGES).tolist()
+    encoder = ChatEncoder(template, tokenizer)
+    end_id, prompt_ids = encoder.end_of_turn_id(), encoder.prompt_ids(MESSAGES).tolist()
     source = template.source
     if end_id not in (None, tokenizer.separator):  # readers of the export get another eos_token than the template had
         source = with_values(source, {"eos_token": tokenizer.separator_text})

@@ -77,7 +77,7 @@ def run_text(home: Home, manifest: Manifest) -> ShardCorpus:
 
 
 def run_template(home: Home, signed: SignedManifest, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """Return the chat template of a home's run, to be closed; None if the run was not taught dialogues."""
+    """Return the chat template of a home's run; None if the run was not taught dialogues."""
     spec = signed.manifest.corpus
     name = template_name(spec)
     return load_template(spec, tokenizer, home.files.find(name)) if name else None

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from p2ptrain.base import files
 from p2ptrain.base.errors import HomeError
-from p2ptrain.data.packing import FLAG_BITS
 from p2ptrain.manifest import Manifest, parameter_count
+from p2ptrain.tokens.packing import FLAG_BITS
 from p2ptrain.tokens.store import ShardStore
 from p2ptrain.tokens.writing import bytes_of
 from peer.messages import size

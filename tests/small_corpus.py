@@ -9,12 +9,12 @@ import numpy as np
 
 from p2ptrain.data.chat_template import ChatTemplate, Dialogue
 from p2ptrain.data.chat_tokens import ChatEncoder
-from p2ptrain.data.packing import EncodedDialogue, packed_rows
 from p2ptrain.data.tokenizer import ByteTokenizer, Tokenizer
 from p2ptrain.tokens import builtin
 from p2ptrain.tokens.corpus import ShardCorpus
 from p2ptrain.tokens.index import ShardIndex
 from p2ptrain.tokens.opened import user_store
+from p2ptrain.tokens.packing import EncodedDialogue, packed_rows
 from p2ptrain.tokens.store import ShardStore
 from p2ptrain.tokens.writing import ShardWriter
 
@@ -69,10 +69,11 @@ def stored_text(
     held_out: np.ndarray,
     sequence_length: int,
     row_tokens: int = 0,
+    store: ShardStore | None = None,  # None: where peers of this user have it
     **fields: object,  # further ones of the section
 ) -> tuple[dict[str, object], ShardIndex]:
-    """Store ids, or codes of packed rows, where peers of this user have them; return a corpus section and its index."""
-    writer = ShardWriter(user_store(), 4 if row_tokens else 2, row_tokens)
+    """Store ids, or codes of packed rows; return a corpus section and its index."""
+    writer = ShardWriter(store or user_store(), 4 if row_tokens else 2, row_tokens)
     writer.add(training.reshape(-1), is_training=True)
     writer.add(held_out.reshape(-1), is_training=False)
     index = writer.finish(sequence_length)
@@ -83,24 +84,27 @@ def stored_text(
 def dialogue_rows(
     dialogues: Iterable[list[dict[str, str]]],
     row_tokens: int,
-    template: str = "chatml",
+    template: ChatTemplate | None = None,  # None: ChatML
     tokenizer: Tokenizer | None = None,
 ) -> np.ndarray:
     """Return the codes of packed rows of dialogues, [rows, T]; those without an answer in a row are left out."""
     tokenizer = tokenizer or ByteTokenizer()
-    with ChatTemplate.load(template) as loaded:
-        encoder = ChatEncoder(loaded, tokenizer)
-        found = [each for _, _, each in encoder.dialogues(Dialogue("", each) for each in dialogues)]
+    encoder = ChatEncoder(template or ChatTemplate.load("chatml"), tokenizer)
+    found = [each for _, _, each in encoder.dialogues(Dialogue("", each) for each in dialogues)]
     cut = [EncodedDialogue(each.ids[:row_tokens], each.counts[:row_tokens]) for each in found]  # type: ignore[union-attr]
     answered = [each for each in cut if each.counts[1:].any()]
     return np.stack([*packed_rows(answered, row_tokens, tokenizer.separator or 0)])
 
 
 def stored_dialogues(
-    dialogues: list[list[dict[str, str]]], sequence_length: int
+    dialogues: list[list[dict[str, str]]],
+    sequence_length: int,
+    template: ChatTemplate | None = None,
+    store: ShardStore | None = None,
+    **fields: object,
 ) -> tuple[dict[str, object], ShardIndex]:
-    """Store dialogues in the built-in template as ``stored_text``; a few rows are held out."""
-    rows = dialogue_rows(dialogues, sequence_length)
+    """Store dialogues as ``stored_text``, in the built-in template unless another is given; a few rows are held out."""
+    rows = dialogue_rows(dialogues, sequence_length, template)
     held_out = max(1, len(rows) // 20)
-    ends = {"template": "chatml", "end_of_turn": "<|im_end|>"}
-    return stored_text(rows[held_out:], rows[:held_out], sequence_length, sequence_length, **ends)
+    described = {"template": "chatml", "end_of_turn": "<|im_end|>"} | fields
+    return stored_text(rows[held_out:], rows[:held_out], sequence_length, sequence_length, store, **described)

@@ -18,7 +18,7 @@ from p2ptrain.framing import MAX_BODY_BYTES, FrameKind
 from p2ptrain.manifest import preset
 from p2ptrain.manifest.document import parse_data
 from p2ptrain.manifest.model import Model
-from p2ptrain.manifest.sources import FileCorpus, HubCorpus
+from p2ptrain.manifest.sources import ShardsCorpus
 from p2ptrain.net.transport import EXCHANGE_PROTOCOL
 from p2ptrain.wire import _MESSAGES, MAX_FRAGMENTS, MAX_KNOWN, MAX_PRESENCE_BYTES
 
@@ -194,7 +194,7 @@ def test_tables_of_a_manifest_that_are_shown_are_accepted(document: str) -> None
 def test_every_field_of_a_corpus_and_every_architecture_is_told() -> None:
     told = (DOCS / "DATA.md").read_text(encoding="utf-8")
     configs = [variant.model_fields["config"].annotation for variant in get_args(get_args(Model)[0])]
-    for section in (HubCorpus, FileCorpus, *configs):
+    for section in (ShardsCorpus, *configs):
         for name, field in section.model_fields.items():
             assert f"`{name}`" in told or name == "kind", name
             if isinstance(field.default, int | float):

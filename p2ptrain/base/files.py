@@ -68,6 +68,11 @@ def expanded(path: str) -> Path:
     return user_home() / path[2:] if path.startswith("~/") else UserPath(path)
 
 
+def cache_directory() -> Path:
+    """Return the directory of files that all peers of this user share. Raises HomeError."""
+    return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "p2ptrain"
+
+
 def exists(path: Path) -> bool:
     """Return whether a path exists. Raises OSError if that cannot be known, where newer ``Path.exists`` says no."""
     return _mode(path) is not None

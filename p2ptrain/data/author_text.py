@@ -13,7 +13,7 @@ from typing import IO, Any, Literal
 from p2ptrain.base import files
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.base.input_file import HUB
-from p2ptrain.base.text import printable
+from p2ptrain.base.text import UserPath, printable
 from p2ptrain.data.dialogues import DEFAULT_MESSAGES, has_messages
 from p2ptrain.data.hub import HubFile, HubText, split_files
 from p2ptrain.data.hub_weights import commit_of
@@ -21,6 +21,13 @@ from p2ptrain.data.sources import BINARY_HEAD_BYTES, check_readable, hub_errors
 from p2ptrain.data.unpacking import RowFile, first_line
 from p2ptrain.tokens import builtin
 
+TABLES = {".csv": ("commas and quotes", ""), ".tsv": ("tabs", ', dialect="excel-tab"')}
+"""By file extension of a table: what separates its columns, and the argument of Python's csv.DictReader."""
+TABLE_WARNING = (
+    "{0} is read as plain text, with its {1}. To use a column of a table, convert it first (python3 -c 'import csv, "
+    "json, sys; [print(json.dumps(row)) for row in csv.DictReader(sys.stdin{2})]' < {0} > corpus.jsonl)"
+)
+"""Warning, without its full stop."""
 JSON_LINES = (".jsonl", ".ndjson")
 DEFAULT_COLUMN = "text"
 """Column of the text if none is named: the usual name on the hub."""
@@ -37,7 +44,7 @@ class LocalFile:
     """``text``, ``jsonl`` or ``parquet``."""
 
     def __str__(self) -> str:
-        return str(self.path)
+        return f"{self.path}"
 
     def open(self, mode: Literal["rb"] = "rb") -> IO[bytes]:
         return self.path.open(mode)
@@ -97,6 +104,19 @@ class Source:
         return " and ".join(dict.fromkeys(each.format for each in self.files))
 
     @property
+    def warnings(self) -> list[str]:
+        """Sentences, without their full stops, on files that are not read, or not as they might be meant."""
+        found = []
+        if self.skipped:
+            more = f" and {len(self.skipped) - 3:,} more" if len(self.skipped) > 3 else ""
+            names = f"{', '.join(self.skipped[:3])}{more}"
+            found.append(f"{len(self.skipped):,} files of {self.name} are not text and were skipped: {names}")
+        for file in self.files:
+            if isinstance(file, LocalFile) and file.format == "text" and file.path.suffix.lower() in TABLES:
+                return [*found, TABLE_WARNING.format(printable(f"{file}"), *TABLES[file.path.suffix.lower()])]
+        return found
+
+    @property
     def identity(self) -> list[Any]:
         """What changes if another text would be read."""
         return [self.column, self.is_dialogues, [[each.format, *each.identity] for each in self.files]]
@@ -118,11 +138,10 @@ def find_source(named: str, column: str, wants_dialogues: bool) -> Source:
         spec = hub_text(named)
         with hub_errors(spec.title, "nothing was written"):
             found = split_files(spec)
-            name = f"{HUB}{spec.name}@{spec.revision}"
-            return _described(name, found, column, wants_dialogues, is_hub=True)
+            return _described(spec.title, found, column, wants_dialogues, is_hub=True)
     if named.startswith(BUILTIN):
         return _described(named, [BuiltinFile(named.removeprefix(BUILTIN))], column, wants_dialogues)
-    path = Path(named)
+    path = UserPath(named)
     if not files.is_dir(path):
         check_readable(path, "corpus")
         return _described(printable(path), [LocalFile(path, detected_format(path))], column, wants_dialogues)

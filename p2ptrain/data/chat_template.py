@@ -107,7 +107,7 @@ class ChatTemplate:
     def __init__(self, source: str, where: str, variables: Mapping[str, str] | None = None) -> None:
         self.source = source
         self.where = where
-        self._program = _OURS + _GENERATION.sub(_as_call, source)
+        self._program = f"{_OURS}\n{_GENERATION.sub(_as_call, source)}"  # a line end after a block is not rendered
         self._variables = dict(variables or {})
         self._end: str | None = None
 

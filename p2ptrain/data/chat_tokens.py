@@ -20,8 +20,8 @@ from p2ptrain.data.chat_template import (
     mapped_texts,
 )
 from p2ptrain.data.dialogues import TOOLS, UNCOUNTED, characters
-from p2ptrain.data.packing import EncodedDialogue
 from p2ptrain.data.tokenizer import BORDER_MARK, SPECIAL_MARK, Tokenizer
+from p2ptrain.tokens.packing import EncodedDialogue
 
 BATCH_CHARACTERS = 1 << 18
 """Characters of the dialogues that are rendered and encoded at once."""

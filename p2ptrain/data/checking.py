@@ -10,7 +10,6 @@ from p2ptrain.base.errors import CorpusError, ManifestError
 from p2ptrain.base.text import printable
 from p2ptrain.data.chat_template import CHATML
 from p2ptrain.data.file_store import FILES_FOLDER, stored
-from p2ptrain.data.packing import FLAG_BITS
 from p2ptrain.data.sources import EMPTY
 from p2ptrain.data.text_summary import read_summary
 from p2ptrain.data.tokenizer import Tokenizer, tokenizer_of
@@ -20,6 +19,7 @@ from p2ptrain.manifest.sources import ShardsCorpus
 from p2ptrain.tokens import builtin
 from p2ptrain.tokens.index import ShardIndex
 from p2ptrain.tokens.opened import open_corpus
+from p2ptrain.tokens.packing import FLAG_BITS
 from p2ptrain.tokens.store import ShardStore
 from p2ptrain.tokens.writing import bytes_of
 

@@ -21,11 +21,11 @@ from filelock import FileLock
 
 from p2ptrain.base import files
 from p2ptrain.base.errors import HomeError, OtherModelError, WeightsError
+from p2ptrain.base.files import cache_directory
 from p2ptrain.base.text import one_line, printable
 from p2ptrain.data.hub import huggingface_hub
 from p2ptrain.data.safetensors_header import MAX_HEADER_BYTES
 from p2ptrain.data.shards import INDEX, MAX_INDEX_BYTES, SINGLE, shard_names
-from p2ptrain.data.stream import cache_directory
 from p2ptrain.manifest.initial_weights import MAX_WEIGHT_FILES
 from p2ptrain.manifest.model import parameter_count
 from p2ptrain.manifest.section import HUB_NAME

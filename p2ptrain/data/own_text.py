@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 from p2ptrain.base import files
 from p2ptrain.base.errors import CorpusError, HomeError, UserError
 from p2ptrain.base.input_file import HUB
+from p2ptrain.base.text import UserPath, printable
 from p2ptrain.data.author_text import BUILTIN, Source, find_source
 from p2ptrain.data.chat_template import CHATML, read_template, with_values
 from p2ptrain.data.checking import check_vocabulary
 from p2ptrain.data.figures import TextFigures, text_figures
-from p2ptrain.data.file_store import FILES_FOLDER, FileStore, NamedFile
+from p2ptrain.data.file_store import FILES_FOLDER, MOST_STORED_BYTES, FileStore, NamedFile
 from p2ptrain.data.given_model import GivenModel
 from p2ptrain.data.hub_weights import commit_of
 from p2ptrain.data.published_settings import template_copy
@@ -153,7 +154,7 @@ def create(directory: Path, wanted: Wanted, tell: Tell) -> NewRun:
         remedy = "Free some space on that disk, or make it writable; then the same command goes on where it was."
         raise HomeError(error.problem, remedy) from error
     except UserError:
-        unfinished.forget(with_shards=True)
+        unfinished.forget(is_all=True)
         raise
     unfinished.forget()
     return made
@@ -175,8 +176,7 @@ def _written(
     def store_files() -> None:
         store.add(built.index.root, built.index.to_bytes())
         for each in given:
-            if store.adopt(each, paths[each.sha256]) is None:
-                raise CorpusError(f"{paths[each.sha256]} is too large to travel with the run.", "Use a smaller one.")
+            store.adopt(each, paths[each.sha256])
             kept.append(each.what)
         if model is not None and model.kept is not None:
             store.adopt(*model.kept)
@@ -224,8 +224,14 @@ def _tokenizer(wanted: Wanted, model: GivenModel | None) -> _Tokens:
         name, _, revision = str(named).removeprefix(HUB).partition("@")
         path = download_tokenizer(name, commit_of(name, revision))
     else:
-        path = Path(named)
+        path = UserPath(named)
     digest = file_digest(path, "tokenizer")
+    if path.stat().st_size > MOST_STORED_BYTES:
+        raise CorpusError(
+            f"The tokenizer {printable(path)} is too large to travel with the run: it has more than "
+            f"{MOST_STORED_BYTES >> 20} MiB.",
+            "Use a smaller one.",
+        )
     spec = {"kind": "file", "sha256": digest}
     loaded = load_tokenizer(FileTokenizer.model_validate(spec), path)
     if model is None:

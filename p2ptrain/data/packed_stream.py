@@ -14,9 +14,9 @@ from p2ptrain.data.chat_template import CHATML, ChatTemplate, Dialogue, Template
 from p2ptrain.data.chat_tokens import ChatEncoder
 from p2ptrain.data.dialogues import UNCOUNTED
 from p2ptrain.data.fidelity import FidelityCheck
-from p2ptrain.data.packing import BEGINS, COUNTS, FLAG_BITS, WINDOW_DIALOGUES, EncodedDialogue, packed_rows
 from p2ptrain.data.rows import SURE_ROWS, TextCounts, skip
 from p2ptrain.data.tokenizer import Tokenizer
+from p2ptrain.tokens.packing import BEGINS, COUNTS, FLAG_BITS, WINDOW_DIALOGUES, EncodedDialogue, packed_rows
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Corpus as CorpusSpec

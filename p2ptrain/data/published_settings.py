@@ -16,13 +16,13 @@ from typing import Any
 
 from p2ptrain.base import files
 from p2ptrain.base.errors import CorpusError, HomeError, WeightsError
+from p2ptrain.base.files import cache_directory
 from p2ptrain.data.chat_template import (
     MOST_TEMPLATE_BYTES,
     special_tokens_in,
     template_in,
     with_values,
 )
-from p2ptrain.data.stream import cache_directory
 from p2ptrain.data.tokenizer import JsonTokenizer
 
 CONFIG, GENERATION = "config.json", "generation_config.json"

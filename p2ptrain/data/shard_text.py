@@ -214,12 +214,17 @@ class _Building:
         self._counts.skipped += found.skipped
         self._counts.examples = [*found.examples, *self._counts.examples][:MOST_EXAMPLES]
         self._counts.is_cut = not is_whole
+        self._counts.check()
 
     def _built(self, index: ShardIndex, fit: FittedRun, end_of_turn: str) -> BuiltText:
         table = corpus_table(index, self._order.template_name, end_of_turn)
         fit = fit._replace(changes={**fit.changes, "corpus": table})
         manifest = with_changes(preset(fit.preset, _NO_AUTHOR), fit.changes)
-        warnings = [*run_warnings(self._counts, manifest), *self._check.warnings(), *_skipped(self._order.sources)]
+        warnings = [
+            *run_warnings(self._counts, manifest),
+            *self._check.warnings(),
+            *(each for source in self._order.sources for each in source.warnings),
+        ]
         sources = [each.name for each in self._order.sources]
         self._counts.where = ""
         return BuiltText(
@@ -243,12 +248,3 @@ def corpus_table(index: ShardIndex | None, template: str, end_of_turn: str = "")
         "template": template,
         "end_of_turn": end_of_turn,
     }
-
-
-def _skipped(sources: Sequence[Source]) -> list[str]:
-    """Return a sentence, without its full stop, on the files of folders that are not text."""
-    names = [name for each in sources for name in each.skipped]
-    more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
-    return [f"{len(names):,} files of the folders are not text and were skipped: {', '.join(names[:3])}{more}"] * bool(
-        names
-    )

@@ -11,12 +11,12 @@ import numpy as np
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.base.text import printable
 from p2ptrain.data.file_store import stored
-from p2ptrain.data.packing import BEGINS, COUNTS, FLAG_BITS
 from p2ptrain.data.tokenizer import Tokenizer, tokenizer_of
 from p2ptrain.data.unfinished import SHARDS_FOLDER
 from p2ptrain.tokens import builtin
 from p2ptrain.tokens.index import ShardIndex
 from p2ptrain.tokens.opened import open_corpus
+from p2ptrain.tokens.packing import BEGINS, COUNTS, FLAG_BITS
 from p2ptrain.tokens.store import ShardStore
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from p2ptrain.data.chat_tokens import BATCH_CHARACTERS, ChatEncoder
 from p2ptrain.data.dialogues import characters
 from p2ptrain.data.fidelity import FidelityCheck
 from p2ptrain.data.packed_stream import LongDialogue, encoded_dialogues
-from p2ptrain.data.packing import EncodedDialogue
 from p2ptrain.data.reading import Mix
 from p2ptrain.data.rows import TextCounts
 from p2ptrain.data.tokenizing import Tell, ahead, batches
 from p2ptrain.data.unfinished import Unfinished
+from p2ptrain.tokens.packing import EncodedDialogue
 
 SAVED_BYTES = 4 << 20
 """Bytes of the spool between two saved states."""

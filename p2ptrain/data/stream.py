@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from p2ptrain.base import files
 from p2ptrain.data.sources import PIECE_CHARACTERS, TextChunk
 from p2ptrain.data.tokenizer import Tokenizer
 
@@ -22,11 +19,6 @@ CONTEXT_CHARACTERS = 64
 
 BORDERS = (re.compile(r"(?<=\w)(?= \w)"), re.compile(r"(?<=\S\n)(?=\w)"))
 """Places where every usual tokenizer separates words: before a single space, else after a line end."""
-
-
-def cache_directory() -> Path:
-    """Return the directory of files that all peers of this user share. Raises HomeError."""
-    return files.expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "p2ptrain"
 
 
 class Cut(NamedTuple):

@@ -22,6 +22,7 @@ import numpy as np
 
 from p2ptrain.base import files
 from p2ptrain.base.errors import HomeError
+from p2ptrain.data.file_store import FILES_FOLDER
 
 SHARDS_FOLDER = "shards"
 """Folder of shards in a run's directory."""
@@ -40,13 +41,13 @@ class Unfinished:
 
     def __init__(self, run: Path, key: Any) -> None:
         self._folder = run / UNFINISHED
-        self._shards = run / SHARDS_FOLDER
         self._key = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
         self._missing = [each for each in (run, *run.parents) if not files.exists(each)]
-        self._had_shards = files.exists(self._shards) and not files.exists(self._folder)
+        written = [run / SHARDS_FOLDER, run / FILES_FOLDER]
+        self._ours = [each for each in written if files.exists(self._folder) or not files.exists(each)]
         try:
             if files.exists(self._folder) and self._read_key() != self._key:
-                self.forget(with_shards=True)
+                self.forget(is_all=True)
             self._folder.mkdir(parents=True, exist_ok=True)
             if not files.exists(self._folder / "key"):
                 files.replace(self._folder / "key", self._key.encode())
@@ -73,11 +74,12 @@ class Unfinished:
         except OSError as error:
             raise self._unwritable(error) from error
 
-    def forget(self, with_shards: bool = False) -> None:
-        """Delete the state, and ``with_shards`` all that was written, also directories that were created for it."""
+    def forget(self, is_all: bool = False) -> None:
+        """Delete the state, and with ``is_all`` what else was written, also directories that were created for it."""
         shutil.rmtree(self._folder, ignore_errors=True)
-        if with_shards and not self._had_shards:
-            shutil.rmtree(self._shards, ignore_errors=True)
+        if is_all:
+            for each in self._ours:
+                shutil.rmtree(each, ignore_errors=True)
             for each in self._missing:
                 try:
                     each.rmdir()

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from p2ptrain.base.errors import CorpusError, P2pTrainError
-from p2ptrain.data.packing import FLAG_BITS, IGNORED, decoded_rows
 from p2ptrain.tokens.index import Shard, ShardIndex, sequences_in
+from p2ptrain.tokens.packing import FLAG_BITS, IGNORED, decoded_rows
 from p2ptrain.tokens.store import ShardStore
 from p2ptrain.tokens.walk import WINDOW, Walk
 

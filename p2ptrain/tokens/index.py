@@ -5,7 +5,7 @@ bytes       content
 ==========  ========================================================================
 8           ``MAGIC``
 1           bytes of an id, 2 or 4
-1           1 if the ids are codes of packed rows (``data.packing``), else 0
+1           1 if the ids are codes of packed rows (``tokens.packing``), else 0
 4           T of packed rows; 0 for text, whose shards any sequence length can cut
 8           training tokens
 8           held-out tokens

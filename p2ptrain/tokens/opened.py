@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from p2ptrain.base import files
 from p2ptrain.base.errors import CorpusError, ManifestError
-from p2ptrain.data.stream import cache_directory
+from p2ptrain.base.files import cache_directory
 from p2ptrain.tokens import builtin
 from p2ptrain.tokens.corpus import ShardCorpus
 from p2ptrain.tokens.index import ShardIndex, sequences_in

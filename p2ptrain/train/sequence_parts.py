@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from p2ptrain.data.packing import IGNORED
+from p2ptrain.tokens.packing import IGNORED
 
 
 class SequenceParts(NamedTuple):

@@ -27,8 +27,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from p2ptrain.data.packing import IGNORED
 from p2ptrain.ports import GoesOn
+from p2ptrain.tokens.packing import IGNORED
 from p2ptrain.train.evaluate import BATCH_LOGITS
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, short
@@ -92,10 +93,8 @@ async def _first(
         finally:
             await link.close()
 
-    asked: list[tuple[str, Callable[[], Awaitable[bytes | None]]]] = [
-        (short(peer), lambda peer=peer, places=places: from_node(peer, places)) for peer, places in nodes.items()
-    ]
-    asked += [(each.where, lambda each=each: each.fetch(digest)) for each in mirrors]
+    asked = [(short(peer), partial(from_node, peer, places)) for peer, places in nodes.items()]
+    asked += [(each.where, partial(each.fetch, digest)) for each in mirrors]
     for name, answer in asked:
         try:
             async with asyncio.timeout(FETCH_S):

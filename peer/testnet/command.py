@@ -21,9 +21,8 @@ from rich.console import Console
 
 from p2ptrain.base.errors import UserError
 from p2ptrain.base.imports import package_of_clone
-from p2ptrain.base.input_file import InputFile
 from p2ptrain.base.text import PLAIN_WIDTH
-from p2ptrain.data.file_store import FILES_FOLDER, SETTINGS, named_files, named_weights, stored
+from p2ptrain.data.file_store import FILES_FOLDER, named_weights, stored
 from p2ptrain.manifest import PRESETS, Manifest, parameter_count
 from p2ptrain.page.listen_address import ListenAddress, check_listen_address
 from peer.options import WEIGHTS, FiniteRange
@@ -34,7 +33,6 @@ from peer.testnet.runner import Ending, Means, conduct, page_url
 from peer.testnet.watch import Watch
 
 EXIT_FAILED = 1
-FILE = InputFile()
 
 
 @click.command(short_help="Run a whole swarm on this machine and compare it with one peer.")
@@ -60,8 +58,6 @@ FILE = InputFile()
 @click.option("--stages", type=click.IntRange(1, 64), help="Cut the first peer's model into so many parts.")
 @click.option("--seed", type=click.IntRange(min=0), help="Replaces the manifest's run.seed.")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Torch threads per process.")
-@click.option("--data", type=FILE, metavar="FILE", help="The corpus, if the manifest names one by its digest.")
-@click.option("--tokenizer", type=FILE, metavar="FILE", help="The tokenizer.json, if the manifest names its digest.")
 @WEIGHTS
 @click.option("--page", metavar="[HOST:]PORT", help="Show the swarm in a browser at this port of this computer.")
 @click.option(
@@ -91,8 +87,6 @@ def testnet(
     stages: int | None,
     seed: int | None,
     threads: int,
-    data: Path | None,
-    tokenizer: Path | None,
     weights: Path | None,
     page: str | None,
     scenario: Path | None,
@@ -119,20 +113,17 @@ def testnet(
         console = Console(highlight=False, width=PLAIN_WIDTH)
     if page is not None:
         check_listen_address(ListenAddress.parse(page))  # before an earlier testnet is replaced
-    data, tokenizer = data or _kept(manifest, chosen, "corpus"), tokenizer or _kept(manifest, chosen, "tokenizer")
-    weights = weights or _kept_weights(manifest, chosen)
-    template = _kept(manifest, chosen, "template")
-    settings = _kept(manifest, chosen, SETTINGS)
-    means = Means(threads, data, tokenizer, weights, page or "", template=template, settings=settings)
+    source = None if manifest is None else manifest if manifest.is_dir() else manifest.parent
+    means = Means(threads, weights or _kept_weights(source, chosen), page or "")
     if stages is not None and devices is None:
         raise click.UsageError("--stages needs --devices.")
     if devices is None:
-        report = _conducted(out, chosen, peers, not no_solo, seed, means, seconds, page, console)
+        report = _conducted(out, chosen, source, peers, not no_solo, seed, means, seconds, page, console)
         return EXIT_FAILED if report.failures else 0
     if page is not None:
         raise click.UsageError("--page cannot be used with --devices, which runs two testnets.")
     with_several, plain = (
-        _conducted(out / name, chosen, peers, False, seed, each, seconds, None, console)
+        _conducted(out / name, chosen, source, peers, False, seed, each, seconds, None, console)
         for name, each in (("several", replace(means, devices=devices, stages=stages)), ("plain", means))
     )
     for line in reports.devices_comparison(with_several, plain, devices):
@@ -143,6 +134,7 @@ def testnet(
 def _conducted(
     out: Path,
     manifest: Manifest,
+    source: Path | None,
     peers: int,
     solo: bool,
     seed: int | None,
@@ -153,7 +145,7 @@ def _conducted(
 ) -> TestnetReport:
     """Run one testnet in its directory and print its report."""
     with claimed(out):
-        plan = lay_out(out, manifest, peers, solo, seed, settings=means.settings)
+        plan = lay_out(out, manifest, peers, solo, seed, source=source)
         with Watch(plan.trainers, console) as watch:
             watch.say(_opening(plan))
             try:
@@ -165,12 +157,6 @@ def _conducted(
                 raise
 
 
-def _kept(source: Path | None, manifest: Manifest, what: str) -> Path | None:
-    """Return the file of a kind that the run's directory keeps; None if it has none or the run names none."""
-    names = [file.sha256 for file in named_files(manifest) if file.what == what]
-    return stored(source, names[0]) if source is not None and names else None
-
-
 def _kept_weights(source: Path | None, manifest: Manifest) -> Path | None:
     """Return the folder of the initial weights that the run's directory keeps; None if it has none or names none."""
     is_kept = source is not None and any(stored(source, file.sha256) for file in named_weights(manifest))
@@ -180,7 +166,7 @@ def _kept_weights(source: Path | None, manifest: Manifest) -> Path | None:
 def _refuse_mixtures(context: click.Context, is_scenario: bool) -> None:
     """Raise click.UsageError for options that have no effect with a scenario, or none without one."""
     without = ["preset", "manifest", "peers", "seconds", "no_solo", "devices", "stages", "seed"]
-    without += ["data", "tokenizer", "weights"]
+    without += ["weights"]
     wrong = [name for name in (without if is_scenario else ["stage", "changes"]) if _is_given(context, name)]
     if wrong:
         names = ", ".join("--set" if name == "changes" else f"--{name.replace('_', '-')}" for name in wrong)

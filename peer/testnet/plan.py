@@ -2,7 +2,7 @@
 
 ::
 
-    OUT/run/         the swarm's run: manifest.toml, run.key, manifest.signed
+    OUT/run/         the swarm's run: manifest.toml, run.key, manifest.signed, files, a link to the author's shards
     OUT/solo-run/    one peer's share of that run with recipe ``local``
     OUT/bootstrap/   the bootstrap's home
     OUT/peer-1/ …    the peers' homes, each with the process's output.log
@@ -25,7 +25,8 @@ from typing import Any
 from p2ptrain.base import files
 from p2ptrain.base.errors import HomeError, ManifestError
 from p2ptrain.base.ids import PeerId
-from p2ptrain.data.file_store import FILES_FOLDER, SETTINGS, FileStore, named_files
+from p2ptrain.data.file_store import FILES_FOLDER, WEIGHTS_OPTION, FileStore, named_files, stored
+from p2ptrain.data.unfinished import SHARDS_FOLDER
 from p2ptrain.manifest import (
     MANIFEST_FILE,
     SIGNED_FILE,
@@ -76,6 +77,11 @@ class Plan:
     @property
     def run(self) -> Path:
         return self.out / "run"
+
+    @property
+    def shards(self) -> Path:
+        """Link to the author's shards; there is none if the run's text ships with the package."""
+        return self.run / SHARDS_FOLDER
 
     @property
     def bootstrap(self) -> Path:
@@ -156,14 +162,15 @@ def lay_out(
     solo: bool,
     seed: int | None,
     is_gated: bool = False,
-    settings: Path | None = None,
+    source: Path | None = None,
 ) -> Plan:
     """Create a run with its own key, its solo twin, and a home with an identity for each trainer. Raises UserError.
 
     Args:
         peers: number of peers, or their names.
         is_gated: whether the manifest's admission policy applies; otherwise admission is open.
-        settings: file of the published model's settings, which exports of the homes need; None: there is none.
+        source: the author's directory of the run, with the files and the shards that the manifest names; None: it
+            names none.
     """
     changes: dict[str, Any] = {} if seed is None else {"run.seed": seed}
     changes |= {} if is_gated else OPEN
@@ -175,11 +182,31 @@ def lay_out(
         alone = _trainer(out, "solo")
         alone.home.write(alone.home.path / SIGNED_FILE, twin.to_bytes())
     plan = Plan(out, signed, tuple(_trainer(out, name) for name in names), alone)
-    for file in named_files(signed.manifest):
-        if file.what == SETTINGS and settings is not None:
-            for place in (plan.run, *(each.home.path for each in plan.trainers)):
-                FileStore(place / FILES_FOLDER).adopt(file, settings)
+    if source is not None:
+        _carry_files(source, plan)
+    elif signed.manifest.corpus.kind == "shards":
+        raise ManifestError(
+            "The manifest names a text by its root, and there is no folder of its shards beside it.",
+            "Name the run's directory, which `p2ptrain init` made: --manifest RUN",
+        )
     return plan
+
+
+def _carry_files(source: Path, plan: Plan) -> None:
+    """Put the files of a run where bootstrap and trainers look for them. Raises UserError if one is missing."""
+    for file in named_files(plan.signed.manifest):
+        if file.option == WEIGHTS_OPTION:
+            continue
+        path = stored(source, file.sha256)
+        if path is None:
+            raise ManifestError(
+                f"The run's {file.what} is not in {source / FILES_FOLDER / file.sha256}.",
+                "Name the run's directory, which `p2ptrain init` made, or restore that file.",
+            )
+        for place in (plan.run, *(each.home.path for each in plan.trainers)):
+            FileStore(place / FILES_FOLDER).adopt(file, path)
+    if plan.signed.manifest.corpus.kind == "shards":
+        plan.shards.symlink_to((source / SHARDS_FOLDER).absolute())
 
 
 def _solo_changes(manifest: Manifest, peers: int) -> dict[str, Any]:

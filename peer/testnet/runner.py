@@ -24,8 +24,8 @@ TICK_S = 0.25
 LINK_DEADLINE_S = 90.0
 """Deadline for the bootstrap's join link; 3 s on two cores, mostly imports. Guess: measure a loaded machine."""
 SILENCE_S = 600.0
-"""Silence of all event logs after which a testnet counts as hung. Downloads are silent for minutes; tokenizing, which
-may take an hour, reports progress (``peer.assembly``). Guess: measure the longest download."""
+"""Silence of all event logs after which a testnet counts as hung. Downloads are silent for minutes. Guess: measure the
+longest download."""
 SAVE_GRACE_S = 120.0
 """Time for a trainer to stop: an inner step, a held-out loss, a checkpoint; 3 s in the demo. Guess: measure large
 models."""
@@ -55,8 +55,6 @@ class Means:
 
     threads: int
     """Threads of torch in each process."""
-    data: Path | None = None
-    tokenizer: Path | None = None
     weights: Path | None = None
     page: str = ""
     """Address at which the bootstrap shows the swarm; empty for none."""
@@ -64,14 +62,9 @@ class Means:
     """Devices of the first peer; empty: one, as for the others."""
     stages: int | None = None
     """Pipeline stages of the first peer; None: as the peer chooses."""
-    template: Path | None = None
-    settings: Path | None = None
-    """Settings of the published model that the run continues."""
 
     def arguments(self) -> list[str]:
-        given = {"--data": self.data, "--tokenizer": self.tokenizer, "--weights": self.weights}
-        given["--template"] = self.template
-        return [word for option, path in given.items() if path is not None for word in (option, str(path))]
+        return [] if self.weights is None else ["--weights", str(self.weights)]
 
 
 @dataclass(slots=True)
@@ -132,7 +125,8 @@ def _compiling(seconds: float | None, watch: Watch) -> dict[str, str]:
 
 async def _start(plan: Plan, means: Means, cast: _Cast, watch: Watch, variables: Mapping[str, str]) -> list[str]:
     if plan.solo is not None:  # it needs no bootstrap and can start first
-        cast.trainers["solo"] = await _trainer(plan.solo, [], means, variables)
+        text = ["--mirror", str(plan.shards)] if plan.shards.exists() else []
+        cast.trainers["solo"] = await _trainer(plan.solo, text, means, variables)
     arguments = [str(plan.run), "--local", "--home", str(plan.bootstrap)]
     arguments += ["--page", means.page] if means.page else []
     cast.bootstrap = await processes.start("bootstrap", "bootstrap", arguments, plan.bootstrap / "output.log", 1)

@@ -6,7 +6,6 @@ A model without a template was not taught dialogues; it continues the text of bo
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -127,7 +126,6 @@ class PlainText:
             self._ids = [*self._ids, *drawn, *tokenizer.encode_batch(["\n"])[0].tolist()][-model.window :]
 
 
-@contextmanager
 def opened(
     model: LanguageModel,
     template_file: Path | None,
@@ -135,24 +133,21 @@ def opened(
     new_tokens: int,
     sampling: Sampling,
     tell: Callable[[str], None],
-) -> Iterator[Conversation]:
-    """Yield a dialogue with a model, in its template's form if it has one.
+) -> Conversation:
+    """Return a dialogue with a model, in its template's form if it has one.
 
     Args:
-        template_file: the run's template, if it names one by digest that the home does not keep; for a folder, instead
-            of its own.
+        template_file: the run's template, if the home does not keep it; for a folder, instead of its own.
         system: first message, which says how to answer.
         tell: called with notes for the user.
 
     Raises CorpusError if the template is unusable.
     """
     template = find_template(model, template_file)
-    if template is None:
-        tell(NO_TEMPLATE)
-        if system is not None:
-            tell("--system has no effect without a template.")
-        yield PlainText(model, new_tokens, sampling)
-        return
-    with template:
+    if template is not None:
         encoder = ChatEncoder(template, model.tokenizer)
-        yield TaughtConversation(model, encoder, new_tokens, sampling, tell, system)
+        return TaughtConversation(model, encoder, new_tokens, sampling, tell, system)
+    tell(NO_TEMPLATE)
+    if system is not None:
+        tell("--system has no effect without a template.")
+    return PlainText(model, new_tokens, sampling)

@@ -62,8 +62,8 @@ def chat(
 
     loaded = load(model, tokenizer, device)
     sampling = Sampling(temperature, top_k, seed)
-    with opened(loaded, template, system, new_tokens, sampling, _tell) as dialogue:
-        refused = sum(not _print_answer(dialogue, line) for line in _lines())
+    dialogue = opened(loaded, template, system, new_tokens, sampling, _tell)
+    refused = sum(not _print_answer(dialogue, line) for line in _lines())
     if refused and not sys.stdin.isatty():
         sys.exit(EXIT_REFUSED)
 

@@ -9,19 +9,17 @@ from pathlib import Path
 import numpy as np
 
 from p2ptrain.base.errors import CorpusError
+from p2ptrain.data.author_text import DEFAULT_COLUMN, detected_format
 from p2ptrain.data.chat_tokens import ChatEncoder
 from p2ptrain.data.dialogues import DEFAULT_MESSAGES, BrokenRowError, file_dialogues, has_column, has_messages
 from p2ptrain.data.fidelity import FidelityCheck
-from p2ptrain.data.own_text import DEFAULT_COLUMN, detected_format
-from p2ptrain.data.packed_stream import UnansweredError, rows_of_dialogues, warnings
-from p2ptrain.data.packing import IGNORED, WINDOW_DIALOGUES, decoded_rows
+from p2ptrain.data.packed_stream import LENGTH_OPTION, UnansweredError, rows_of_dialogues, warnings
 from p2ptrain.data.rows import TextCounts
 from p2ptrain.data.sources import unchanged
 from p2ptrain.data.tokenizer import Tokenizer
+from p2ptrain.tokens.packing import IGNORED, WINDOW_DIALOGUES, decoded_rows
 from p2ptrain.train.text_loss import AnswerRow
 from peer.trained.text_file import bytes_of
-
-LENGTH_OPTION = "--sequence-length"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +80,6 @@ class DialogueFile:
                     file_dialogues(self.path, self.column.file_format, self.column.name, counts),
                     counts,
                     check,
-                    most_tokens=None,
-                    skips_broken=False,
                     window_dialogues=WINDOW_DIALOGUES if self.is_packed else 1,
                 ):
                     row = self._row(codes, left)
@@ -97,7 +93,7 @@ class DialogueFile:
             raise CorpusError(error.problem, f"Give a longer {LENGTH_OPTION}, or shorter dialogues.") from error
         if not counts.rows:
             raise CorpusError(f"{self.path} contains no dialogues.", "Name a file with dialogues.")
-        self.warnings = [*warnings(counts, LENGTH_OPTION), *check.warnings()]
+        self.warnings = [*warnings(counts), *check.warnings()]
 
     def _row(self, codes: np.ndarray, most: int | None) -> AnswerRow:
         """Return a row with at most so many predicted tokens; what follows the last one is cut off."""

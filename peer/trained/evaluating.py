@@ -9,9 +9,9 @@ from pathlib import Path
 
 from p2ptrain.base.errors import UserError
 from p2ptrain.base.text import first_sentence
+from p2ptrain.data.author_text import DEFAULT_COLUMN
 from p2ptrain.data.chat_template import ChatTemplate
 from p2ptrain.data.chat_tokens import ChatEncoder
-from p2ptrain.data.own_text import DEFAULT_COLUMN
 from p2ptrain.ports import GoesOn
 from p2ptrain.tokens.corpus import HELD_OUT_TOKENS, ShardCorpus
 from p2ptrain.train.evaluate import validation_loss
@@ -96,8 +96,7 @@ def evaluate_file(
     if (column := messages_column(path, text_field)) is not None:
         template = find_template(model, template_file)
         if template is not None:
-            with template:
-                return _of_dialogues(model, path, column, template, most_tokens, sequence_length, stride, goes_on)
+            return _of_dialogues(model, path, column, template, most_tokens, sequence_length, stride, goes_on)
         if not column.has_text_too:
             raise _untaught(model, path)
     elif template_file is not None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def find_template(model: LanguageModel, file: Path | None) -> ChatTemplate | None:
-    """Return the chat template of a run or a folder, to be closed; None if it has none.
+    """Return the chat template of a run or a folder; None if it has none.
 
     Args:
         file: the run's template, if it names one by digest that the home does not keep; for a folder, instead of its

@@ -162,11 +162,11 @@ def upload(folder: Path, publication: Publication, again: str) -> tuple[str, lis
     hub = huggingface_hub()
     api: Any = hub.HfApi()
     ours = own_files(folder)
-    with _explained(publication.repository, f"{again}{' --update' if publication.updates else ''}"):
+    with hub_errors(publication.repository, f"{again}{' --update' if publication.updates else ''}"):
         found = api.create_repo(
             publication.repository, private=not publication.is_public, exist_ok=publication.updates, repo_type="model"
         )
-    with _explained(publication.repository, f"{again} --update"):  # the repository exists now
+    with hub_errors(publication.repository, f"{again} --update"):  # the repository exists now
         api.upload_folder(
             repo_id=publication.repository,
             folder_path=folder,
@@ -195,7 +195,7 @@ def discard(folder: Path) -> None:
 
 
 @contextmanager
-def _explained(repository: str, again: str) -> Iterator[None]:
+def hub_errors(repository: str, again: str) -> Iterator[None]:
     """Turn every error of the hub's client into a UserError, one sentence for the reason and one for the remedy."""
     try:
         yield

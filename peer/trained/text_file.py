@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from p2ptrain.base.errors import CorpusError
+from p2ptrain.data.author_text import detected_format
 from p2ptrain.data.fidelity import FidelityCheck
-from p2ptrain.data.own_text import detected_format
 from p2ptrain.data.rows import ColumnError, TextCounts
 from p2ptrain.data.sources import file_pieces, unchanged
 from p2ptrain.data.stream import tokenize

@@ -24,9 +24,9 @@ from p2ptrain.base.imports import large_imports
 with large_imports():
     import torch
 
+    from p2ptrain.base.files import cache_directory
     from p2ptrain.base.launcher import end_with_parent
     from p2ptrain.base.telemetry import MemoryLog
-    from p2ptrain.data.stream import cache_directory
     from p2ptrain.data.tokenizer import Tokenizer, tokenizer_of
     from p2ptrain.manifest import Manifest, SignedManifest
     from p2ptrain.tokens.corpus import HELD_OUT_TOKENS, ShardAwayError, ShardCorpus, TokenSource, tokens_to_read
@@ -49,6 +49,7 @@ with large_imports():
     from peer.capacity import activation_bytes, check_memory, compiler_fault, explained
     from peer.home import Home
     from peer.initial_weights import load_initial
+    from peer.model import stored_tokenizer
     from peer.training.agreement import agree
     from peer.training.plan import LAUNCHER, OWNERS_FAULT, REMOTE, VECTORS, TrainerPlan, with_own
     from peer.training.remote_pieces import RemotePieces
@@ -87,8 +88,9 @@ class LanguageTrainer:
 
         self._text: ShardCorpus | None = None
         """The run's text, which rank 0 alone reads."""
-        self._manifest, self._tokenizer_file = manifest, plan.path("tokenizer")
+        self._manifest, self._home = manifest, home
         self._tokenizer: Tokenizer | None = None
+        """What shows text, loaded for the first sample."""
 
         def opened() -> torch.device:
             if attachment is not None and (ranks is None or ranks.rank == 0):
@@ -284,9 +286,10 @@ class LanguageTrainer:
         if self._text is None or self._piece.stop - self._piece.start < self._whole.total:
             return {"text": ""}
         if self._tokenizer is None:
-            if self._manifest.tokenizer.kind != "bytes" and self._tokenizer_file is None:
+            file = stored_tokenizer(self._home, self._manifest.tokenizer)
+            if self._manifest.tokenizer.kind != "bytes" and file is None:
                 return {"text": ""}
-            self._tokenizer = tokenizer_of(self._manifest, self._tokenizer_file)
+            self._tokenizer = tokenizer_of(self._manifest, file)
         try:
             dialogue = self._text.prompt_ids()
         except ShardAwayError:

@@ -59,8 +59,6 @@ class TrainerPlan(BaseModel):
     """Directory of the shards of text."""
     index: str | None
     """The index of the run's text; None: the text ships with the package."""
-    tokenizer: str | None
-    """The run's tokenizer.json; None: bytes are tokens, or no text can be shown."""
     weights: str | None
     begins: bool
     """Whether the run's initial weights are needed; else the host vector gets or holds others."""

@@ -62,6 +62,19 @@ def test_answers_are_what_generation_tags_enclose_as_transformers_finds_them():
     assert answers(found) == ["Hallo.</s>", "Bye.</s>"]
 
 
+def test_answers_are_found_within_macros_where_transformers_misplaces_them():
+    source = (
+        "\n{% macro said(m) %}[{{ m.role }}]{% if m.role == 'assistant' %}{%- generation -%} {{ m.content }}</s>"
+        "{% endgeneration %}\n{% else %}{{ m.content }}{% endif %}{% endmacro %}"
+        "{% for m in messages %}{{ said(m) }}{% endfor %}"
+    )
+    texts, _ = render_jinja_template([DIALOGUE], chat_template=source, return_assistant_tokens_mask=True)
+    found = ChatTemplate.checked(source, "a template").rendered([Dialogue("", DIALOGUE)])[0]
+    assert isinstance(found, RenderedDialogue)
+    assert found.text == texts[0]
+    assert answers(found) == ["Hallo.</s>", "Bye.</s>"]
+
+
 def test_an_answer_that_is_written_otherwise_later_is_not_counted():
     source = CHATML_SOURCE.replace("message['content']", "(message['content'] if loop.last else 'gone')")
     template = ChatTemplate.checked(source, "a template")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -17,18 +15,16 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.cli import cli
-from p2ptrain.data import dialogues
-from p2ptrain.data.chat_template import ChatTemplate, Dialogue
+from p2ptrain.data import own_text, spool
+from p2ptrain.data.author_text import LocalFile, Source
+from p2ptrain.data.chat_template import CHATML_SOURCE, ChatTemplate, Dialogue
 from p2ptrain.data.chat_tokens import BATCH_CHARACTERS, ChatEncoder, answer_ends
-from p2ptrain.data.corpus import Corpus, open_corpus, read_summary
 from p2ptrain.data.dialogues import dialogue_of
-from p2ptrain.data.file_store import named_files
-from p2ptrain.data.packing import IGNORED, EncodedDialogue
 from p2ptrain.data.rows import Unusable
 from p2ptrain.data.tokenizer import ByteTokenizer, JsonTokenizer
-from p2ptrain.manifest import Manifest, with_changes
-from p2ptrain.manifest.document import canonical_bytes
-from tests.data.dialogues import chat_corpus, made, write_jsonl
+from p2ptrain.tokens.packing import COUNTS, IGNORED, EncodedDialogue, decoded_rows
+from tests.data.building import Built, build
+from tests.data.dialogues import made, write_jsonl
 from tests.data.made_tokenizer import with_bos
 
 END = "<|im_end|>"
@@ -39,13 +35,15 @@ def chats(tmp_path: Path) -> Path:
     return write_jsonl(tmp_path / "chats.jsonl", made(60))
 
 
-def with_length(manifest: Manifest, tokens: int) -> Manifest:
-    return with_changes(manifest, {"training.sequence_length": tokens, "model.config.max_position_embeddings": tokens})
+def taught(tmp_path: Path, path: Path, length: int = 170, **wanted: object) -> Built:
+    """Return a run of the dialogues, in a directory of its own."""
+    run = tmp_path / f"run {len([*tmp_path.iterdir()])}"
+    return build(run, path, **{"sequence_length": length, "held_out": 0.1, **wanted})
 
 
-def opened(manifest_with, tmp_path: Path, path: Path, length: int = 170, **fields: object) -> Corpus:
-    manifest = with_length(manifest_with(chat_corpus(path, **fields)), length)
-    return open_corpus(manifest, tmp_path / "cache", path)
+def batch(built: Built) -> np.ndarray:
+    """Return inputs, labels and positions of the training rows, [B, 3, T]."""
+    return np.stack(decoded_rows(built.training.reshape(-1, built.index.row_tokens)), axis=1)
 
 
 def json_tokenizer() -> JsonTokenizer:
@@ -56,11 +54,11 @@ def json_tokenizer() -> JsonTokenizer:
     return JsonTokenizer(tokenizer)
 
 
-def test_batches_are_whole_dialogues_whose_answers_are_predicted(manifest_with, chats: Path, tmp_path: Path):
-    corpus = opened(manifest_with, tmp_path, chats)
-    batch = corpus.batch([0, 1])
-    assert batch.shape == (2, 3, 170)
-    for inputs, labels, positions in batch.tolist():
+def test_batches_are_whole_dialogues_whose_answers_are_predicted(chats: Path, tmp_path: Path):
+    corpus = taught(tmp_path, chats).corpus
+    rows = corpus.step_batch(1, "amber", 0, 2)
+    assert rows.shape == (2, 3, 170)
+    for inputs, labels, positions in rows.tolist():
         starts = [place for place, position in enumerate(positions) if position == 0]
         texts = [bytes(inputs[begin:end]).decode() for begin, end in zip(starts, [*starts[1:], None], strict=False)]
         assert len(texts) == 3  # two dialogues and padding
@@ -75,17 +73,13 @@ def test_batches_are_whole_dialogues_whose_answers_are_predicted(manifest_with, 
     assert bytes(corpus.prompt_ids()).decode().endswith("<|im_start|>assistant\n")
 
 
-def test_a_template_may_write_what_begins_a_text(manifest_with, chats: Path, tmp_path: Path):
+def test_a_template_may_write_what_begins_a_text(chats: Path, tmp_path: Path):
     """Check that templates that write ``bos_token``, as of Llama and Gemma, get the text of that token."""
     source = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}"
     source += "{% if add_generation_prompt %}[assistant]{% endif %}"
     (template := tmp_path / "t.jinja").write_text(source)
     tokenizer = with_bos(tmp_path / "tokenizer.json")
-    named = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in (template, tokenizer)}
-    spec = {"kind": "file", "sha256": named[tokenizer]}
-    manifest = with_length(manifest_with(chat_corpus(chats, template=named[template]), spec), 170)
-    corpus = open_corpus(manifest, tmp_path / "cache", chats, tokenizer, template_file=template)
-    inputs, _, positions = corpus.batch([0])[0].tolist()
+    inputs, _, positions = batch(taught(tmp_path, chats, template=template, tokenizer=tokenizer))[0].tolist()
     assert [place for place, each in enumerate(inputs) if each == 256] == [
         place for place, each in enumerate(positions) if each == 0 and inputs[place] != 257
     ]
@@ -94,48 +88,24 @@ def test_a_template_may_write_what_begins_a_text(manifest_with, chats: Path, tmp
 def test_what_a_template_writes_itself_counts_in_a_batch(monkeypatch: pytest.MonkeyPatch):
     """A long template that is written for each of many short dialogues must not make gigabytes at once."""
     source = "{% if false %}" + BATCH_CHARACTERS // 4 * "x" + "{% endif %}{{ messages[-1].content }}"
-    with ChatTemplate(source, "a template") as template:
-        sizes: list[int] = []
-        encoder, rendered = ChatEncoder(template, ByteTokenizer()), template.rendered
-        monkeypatch.setattr(template, "rendered", lambda batch: [sizes.append(len(batch)), rendered(batch)][1])
-        said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-        assert len([*encoder.dialogues([Dialogue("", said, None, [])] * 10)]) == 10
+    template = ChatTemplate(source, "a template")
+    sizes: list[int] = []
+    encoder, rendered = ChatEncoder(template, ByteTokenizer()), template.rendered
+    monkeypatch.setattr(template, "rendered", lambda batch: [sizes.append(len(batch)), rendered(batch)][1])
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    assert len([*encoder.dialogues([Dialogue("", said, None, [])] * 10)]) == 10
     assert sizes == [4, 4, 2]
 
 
-def test_only_runs_of_dialogues_say_so(manifest_with, chats: Path):
-    text = manifest_with(chat_corpus(chats, template=""))
-    assert b"template" not in canonical_bytes(text)
-    assert [file.what for file in named_files(text)] == ["corpus"]
-    digest = "ab" * 32
-    named = manifest_with(chat_corpus(chats, template=digest))
-    assert [(file.what, file.option, file.sha256) for file in named_files(named)][1:] == [
-        ("template", "--template", digest)
-    ]
-
-
-def test_parquet_and_lists_of_parts_yield_the_same_tokens(manifest_with, chats: Path, tmp_path: Path):
+def test_parquet_and_lists_of_parts_yield_the_same_tokens(chats: Path, tmp_path: Path):
     rows = [json.loads(line)["messages"] for line in chats.read_text().splitlines()]
     pq.write_table(pa.table({"messages": rows}), tmp_path / "chats.parquet")
     parts = [[{**each, "content": [{"type": "text", "text": each["content"]}]} for each in row] for row in rows]
     write_jsonl(tmp_path / "parts.jsonl", parts)
-    tokens = opened(manifest_with, tmp_path, chats).tokens
-    for path, file_format in ((tmp_path / "chats.parquet", "parquet"), (tmp_path / "parts.jsonl", "jsonl")):
-        assert np.array_equal(opened(manifest_with, tmp_path, path, format=file_format).tokens, tokens)
-
-
-def test_rows_of_another_length_are_another_stream(manifest_with, chats: Path, tmp_path: Path):
-    assert (
-        opened(manifest_with, tmp_path, chats, 160).tokens.size
-        != opened(manifest_with, tmp_path, chats, 96).tokens.size
-    )
-    assert len(list((tmp_path / "cache").glob("*.npy"))) == 2
-
-
-def test_where_an_answer_ends_is_kept_with_the_stream(manifest_with, chats: Path, tmp_path: Path):
-    manifest = with_length(manifest_with(chat_corpus(chats)), 170)
-    assert open_corpus(manifest, tmp_path / "cache", chats).end_of_turn == END
-    assert open_corpus(manifest, tmp_path / "cache").end_of_turn == END
+    expected = taught(tmp_path, chats)
+    assert expected.manifest.corpus.end_of_turn == END
+    for path in (tmp_path / "chats.parquet", tmp_path / "parts.jsonl"):
+        assert taught(tmp_path, path).index.root == expected.index.root
 
 
 def test_an_answer_ends_at_the_separator_and_at_a_token_that_ends_its_turn():
@@ -168,15 +138,15 @@ USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content"
         ([{"role": "assistant", "content": "a" * (1 + (1 << 20))}], "1,048,577 characters"),
     ],
 )
-def test_a_broken_row_of_a_file_is_named_by_its_line(manifest_with, tmp_path: Path, messages: object, why: str):
+def test_a_broken_row_of_a_file_is_named_by_its_line(tmp_path: Path, messages: object, why: str):
     found = dialogue_of(messages, "messages")
     assert isinstance(found, Unusable)
     assert why in found.why
     path = write_jsonl(tmp_path / "broken.jsonl", [*made(3), messages, *made(3)])
     with pytest.raises(CorpusError) as caught:
-        opened(manifest_with, tmp_path, path)
+        taught(tmp_path, path)
     assert f"{path}, line 4: {found.why}." in str(caught.value)
-    assert not list((tmp_path / "cache").glob("*.npy"))
+    assert [each.name for each in tmp_path.iterdir()] == ["broken.jsonl"]
 
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
@@ -193,19 +163,15 @@ CALLS = (
 )
 
 
-def warned_of(manifest_with, tmp_path: Path, path: Path, template: Path | None = None, **fields: object):
-    """Return the corpus, the text of its first row, what of it is predicted, and the warnings."""
-    warned: list[str] = []
-    if template is not None:
-        fields["template"] = hashlib.sha256(template.read_bytes()).hexdigest()
-    manifest = with_length(manifest_with(chat_corpus(path, **fields)), 256)
-    corpus = open_corpus(manifest, tmp_path / "cache", path, warn=warned.append, template_file=template)
-    inputs, labels, _ = corpus.batch([0])[0].tolist()
-    return bytes(inputs).decode(), bytes(each for each in labels if each != IGNORED).decode(), warned
+def warned_of(tmp_path: Path, path: Path, template: Path | None = None):
+    """Return the text of the first row, what of it is predicted, and the warnings."""
+    built = taught(tmp_path, path, 256, template=template)
+    inputs, labels, _ = batch(built)[0].tolist()
+    return bytes(inputs).decode(), bytes(each for each in labels if each != IGNORED).decode(), built.summary.warnings
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
-def test_calls_and_tools_of_rows_reach_the_template(manifest_with, tmp_path: Path, form: str):
+def test_calls_and_tools_of_rows_reach_the_template(tmp_path: Path, form: str):
     """Check whole numbers, tools as a list and as text, and the fields that Arrow adds to messages."""
     (template := tmp_path / "t.jinja").write_text(CALLS)
     tools = [{"type": "function", "function": {"name": "add"}}]
@@ -215,17 +181,17 @@ def test_calls_and_tools_of_rows_reach_the_template(manifest_with, tmp_path: Pat
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     else:
         pq.write_table(pa.Table.from_pylist([row | {"tools": json.dumps(tools)} for row in rows]), path)
-    text, predicted, warned = warned_of(manifest_with, tmp_path, path, template, format=form)
+    text, predicted, warned = warned_of(tmp_path, path, template)
     assert text.startswith('<{"type": "function", "function": {"name": "add"}}>[user]1 + 2?\n[assistant]{'), text
     assert json.loads(next(each for each in predicted.split("\n") if "{" in each)) == CALL["function"]
     assert "[tool]3\n[assistant]It is 3.\n" in text
     assert warned == ["the chat template does not use these fields of messages and rows: tool_call_id (20)"]
 
 
-def test_what_the_template_does_not_use_is_told_and_no_silence_is_learned(manifest_with, tmp_path: Path):
+def test_what_the_template_does_not_use_is_told_and_no_silence_is_learned(tmp_path: Path):
     path = tmp_path / "chats.jsonl"
     path.write_text("".join(json.dumps({"messages": CALLING, "tools": [CALL]}) + "\n" for _ in range(20)))
-    text, predicted, warned = warned_of(manifest_with, tmp_path, path)
+    text, predicted, warned = warned_of(tmp_path, path)
     assert f"assistant\n{END}\n" in text
     assert predicted.startswith(f"It is 3.{END}\n\0")
     fields = "tool_calls (20), tool_call_id (20), tools (20)"
@@ -234,17 +200,17 @@ def test_what_the_template_does_not_use_is_told_and_no_silence_is_learned(manife
     with pytest.raises(
         CorpusError, match=r"no answer that counts within 256 tokens\. The chat template .*: tool_calls \(20\)\."
     ):
-        warned_of(manifest_with, tmp_path, path)
+        warned_of(tmp_path, path)
 
 
 @pytest.mark.parametrize(
     "said", [{"weight": 0}, {"train": False}, {"training": False}, {"loss": False}, {"weight": 0.0}]
 )
-def test_an_answer_of_weight_0_is_not_learned(manifest_with, tmp_path: Path, said: dict[str, object]):
+def test_an_answer_of_weight_0_is_not_learned(tmp_path: Path, said: dict[str, object]):
     wrong = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "wrong", **said}]
     right = [{"role": "user", "content": "b"}, {"role": "assistant", "content": "right", "weight": 1, "train": True}]
     path = write_jsonl(tmp_path / "chats.jsonl", [[*wrong, *right]] * 20)
-    text, predicted, warned = warned_of(manifest_with, tmp_path, path)
+    text, predicted, warned = warned_of(tmp_path, path)
     assert f"assistant\nwrong{END}" in text
     assert predicted.replace("\0", "") == f"right{END}\n"
     assert warned == []
@@ -258,84 +224,77 @@ def test_an_answer_begins_with_a_token_of_its_own():
     outline["model"]["merges"] = [["Ċ", "Ċ"]]
     tokenizer = JsonTokenizer(Tokenizer.from_str(json.dumps(outline)))
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "\nb"}]
-    with ChatTemplate.load("chatml") as template:
-        encoder = ChatEncoder(template, tokenizer)
-        ((_, _, encoded),) = encoder.dialogues([Dialogue("", messages)])
-        prompt = encoder.prompt_ids(messages[:1])
+    template = ChatTemplate.load("chatml")
+    encoder = ChatEncoder(template, tokenizer)
+    ((_, _, encoded),) = encoder.dialogues([Dialogue("", messages)])
+    prompt = encoder.prompt_ids(messages[:1])
     assert isinstance(encoded, EncodedDialogue)
     assert encoded.ids[: len(prompt)].tolist() == prompt.tolist()
     assert tokenizer.decode(encoded.ids[encoded.counts].tolist()) == "\nb\n"
 
 
-@dataclass(frozen=True)
-class HubFileHere:
-    """A file of the hub that is on this machine."""
-
-    place: Path
-    path: str = "data/train.jsonl"
-    format: str = "jsonl"
-
-    def open(self, mode: str = "rb") -> BinaryIO:
-        return self.place.open("rb")
-
-
-def test_broken_rows_of_the_hub_are_skipped_and_counted(manifest_with, tmp_path: Path, monkeypatch):
-    path = write_jsonl(tmp_path / "chats.jsonl", [*made(30), [USER], *made(30)])
-    monkeypatch.setattr(dialogues, "split_files", lambda spec: [HubFileHere(path)])
-    section = {"kind": "hub", "name": "a/b", "revision": "0" * 40, "text_field": "messages", "template": "chatml"}
-    manifest = with_length(manifest_with(section), 170)
-    open_corpus(manifest, tmp_path / "cache")
-    summary = read_summary(manifest, tmp_path / "cache")
-    assert summary is not None
-    assert (summary.counts.documents, summary.counts.skipped) == (60, 1)
-    why = "the last message has the role 'user', not 'assistant'"
-    assert summary.counts.examples == [f"data/train.jsonl, line 31: {why}"]
+def test_broken_rows_of_the_hub_are_skipped_and_counted(tmp_path: Path, monkeypatch):
+    """Check rows that are broken, and those that the template refuses."""
+    strict = "{% if messages[0].content == 'a' %}{{ raise_exception('no') }}{% endif %}"
+    (template := tmp_path / "t.jinja").write_text(strict + CHATML_SOURCE)
+    path = write_jsonl(tmp_path / "chats.jsonl", [*made(30), [USER], [USER, ANSWER], *made(30)])
+    here = Source("some/data", [LocalFile(path, "jsonl")], "messages", is_dialogues=True, is_hub=True)
+    monkeypatch.setattr(own_text, "find_source", lambda *_: here)
+    counts = taught(tmp_path, path, template=template).summary.counts
+    assert (counts.documents, counts.skipped, counts.rows) == (60, 2, 62)
+    assert [each.partition("chats.jsonl, ")[2] for each in counts.examples] == [
+        "line 31: the last message has the role 'user', not 'assistant'",
+        "line 32: the chat template does not render it: no",
+    ]
     write_jsonl(path, [*made(2), [USER], [USER], [USER]])
     with pytest.raises(CorpusError, match="3 of 5 rows"):
-        open_corpus(with_length(manifest, 171), tmp_path / "cache")
+        taught(tmp_path, path)
 
 
-def test_long_dialogues_are_truncated_and_those_without_an_answer_left_out(manifest_with, tmp_path: Path):
+def test_a_file_whose_dialogue_the_template_refuses_is_named_by_its_line(tmp_path: Path):
+    strict = "{% if messages[0].content == 'a' %}{{ raise_exception('no') }}{% endif %}"
+    (template := tmp_path / "t.jinja").write_text(strict + CHATML_SOURCE)
+    path = write_jsonl(tmp_path / "chats.jsonl", [*made(30), [USER, ANSWER]])
+    with pytest.raises(
+        CorpusError, match=r"chats\.jsonl, line 31: the chat template .*t\.jinja does not render it: no\."
+    ):
+        taught(tmp_path, path, template=template)
+
+
+def test_long_dialogues_are_truncated_and_those_without_an_answer_left_out(tmp_path: Path):
     long = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b" * 500}]
     late = [{"role": "user", "content": "a" * 500}, {"role": "assistant", "content": "b"}]
     path = write_jsonl(tmp_path / "chats.jsonl", [*made(20), long, late])
-    manifest = with_length(manifest_with(chat_corpus(path)), 96)
-    warned: list[str] = []
-    corpus = open_corpus(manifest, tmp_path / "cache", path, warn=warned.append)
-    summary = read_summary(manifest, tmp_path / "cache")
-    assert summary is not None
-    counts = summary.counts
+    built = taught(tmp_path, path, 96)
+    counts, warned = built.summary.counts, built.summary.warnings
     assert (counts.documents, counts.truncated, counts.left_out, counts.rows) == (21, 1, 1, 22)
     assert any("1 of 21 dialogues are longer" in each for each in warned)
     assert any("1 dialogues are not used" in each for each in warned)
-    labels = corpus.batch(range(corpus.train_sequences))[:, 1]
-    held_out = next(corpus.validation_batches(10**6, 100))[:, 1]
-    assert counts.answer_tokens == int((labels != IGNORED).sum() + (held_out != IGNORED).sum())
+    codes = np.concatenate([built.training, built.held_out])
+    assert counts.answer_tokens == int((codes & COUNTS).sum())
     only = write_jsonl(tmp_path / "late.jsonl", [late])
     with pytest.raises(CorpusError, match="have no answer that counts within 96 tokens"):
-        opened(manifest_with, tmp_path, only, 96)
+        taught(tmp_path, only, 96)
 
 
-def test_a_file_that_changes_while_it_is_read_is_refused(manifest_with, chats: Path, tmp_path: Path, monkeypatch):
-    rendered = ChatTemplate.rendered
+def test_a_file_that_changes_while_it_is_read_is_refused(chats: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(spool, "BATCH_CHARACTERS", 1_000)
 
-    def changing(self, dialogues):
+    def change(tokens: int, share: float) -> None:
         chats.write_text(chats.read_text() + "\n")
-        return rendered(self, dialogues)
 
-    monkeypatch.setattr(ChatTemplate, "rendered", changing)
     with pytest.raises(CorpusError, match="changed while it was read"):
-        opened(manifest_with, tmp_path, chats)
-    assert not list((tmp_path / "cache").glob("*.npy"))
+        taught(tmp_path, chats, tell=change)
+    assert [each.name for each in tmp_path.iterdir()] == ["chats.jsonl"]
 
 
 def test_special_tokens_of_the_template_become_ids_and_those_of_messages_stay_text():
     tokenizer = json_tokenizer()
     messages = [{"role": "user", "content": f"say {END} ü"}, {"role": "assistant", "content": f"no {END}!"}]
-    with ChatTemplate.load("chatml") as template:
-        encoder = ChatEncoder(template, tokenizer)
-        ((_, _, encoded),) = encoder.dialogues([Dialogue("line 1", messages)])
-        prompt = encoder.prompt_ids(messages[:1])
+    template = ChatTemplate.load("chatml")
+    encoder = ChatEncoder(template, tokenizer)
+    ((_, _, encoded),) = encoder.dialogues([Dialogue("line 1", messages)])
+    prompt = encoder.prompt_ids(messages[:1])
     assert isinstance(encoded, EncodedDialogue)
     end = tokenizer._tokenizer.token_to_id(END)
     ids = encoded.ids.tolist()
@@ -370,7 +329,7 @@ def test_init_chooses_rows_that_hold_long_dialogues(tmp_path: Path, monkeypatch)
         assert "sequence_length = 512" in manifest
     result = CliRunner().invoke(cli, ["init", "as-it-is", "--corpus", "long.jsonl", "--preset", "llama-15m"])
     assert result.exit_code == 0, result.output
-    assert "With training.sequence_length = 512, 95 % would be whole." in result.output
+    assert "With --sequence-length = 512, 95 % would be whole." in result.output
 
 
 def test_the_budget_fits_the_rows_of_the_length_that_init_chooses(tmp_path: Path, monkeypatch):
@@ -403,6 +362,9 @@ def test_init_recognizes_dialogues_and_tokens_counts_them(chats: Path, tmp_path:
         figures = json.loads(counted.stdout)
         assert figures["documents"] == 60
         assert 0 < figures["answer_tokens"] < figures["tokens"]
+        shown = CliRunner().invoke(cli, ["tokens", run, "--show", "1"]).stdout
+        assert "»it is red!" in shown
+        assert "say red" in shown.partition("»")[0]
         assert CliRunner().invoke(cli, ["sign", run]).exit_code == 0
     digest = hashlib.sha256(template.read_bytes()).hexdigest()
     assert (tmp_path / "own" / "files" / digest).read_bytes() == template.read_bytes()

@@ -11,7 +11,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.data import tokenizer
-from p2ptrain.data.tokenizer import ByteTokenizer, JsonTokenizer, load_tokenizer
+from p2ptrain.data.tokenizer import ByteTokenizer, download_tokenizer, load_tokenizer
 from p2ptrain.manifest.sources import FileTokenizer
 
 TEXT = "Où est la bibliothèque? \x01\x7f 日本語\n"
@@ -34,8 +34,8 @@ def json_file(tmp_path_factory):
     return path
 
 
-def spec(manifest_with, table):
-    return manifest_with({"kind": "builtin", "name": "shakespeare"}, table).tokenizer
+def of_file(sha256: str) -> FileTokenizer:
+    return FileTokenizer(kind="file", sha256=sha256)
 
 
 def test_bytes_are_their_own_ids():
@@ -68,9 +68,9 @@ def test_saved_bytes_load_in_transformers_with_the_same_ids(tmp_path):
     assert loaded.decode(list(TEXT.encode())) == TEXT
 
 
-def test_a_file_by_digest(manifest_with, json_file, tmp_path):
+def test_a_file_by_digest(json_file, tmp_path):
     sha256 = hashlib.sha256(json_file.read_bytes()).hexdigest()
-    loaded = load_tokenizer(spec(manifest_with, {"kind": "file", "sha256": sha256}), json_file)
+    loaded = load_tokenizer(of_file(sha256), json_file)
     ids = loaded.encode_batch(["the cat"])[0]
     assert loaded.decode(ids.tolist()) == "the cat"
     assert len(ids) < 7
@@ -82,43 +82,43 @@ def test_a_file_by_digest(manifest_with, json_file, tmp_path):
     assert AutoTokenizer.from_pretrained(tmp_path)("the cat")["input_ids"] == ids.tolist()
 
 
-def test_the_wrong_file_and_no_file_are_refused(manifest_with, json_file):
-    wanted = spec(manifest_with, {"kind": "file", "sha256": "0" * 64})
+def test_the_wrong_file_and_no_file_are_refused(json_file):
+    wanted = of_file("0" * 64)
     with pytest.raises(CorpusError, match="not this run's tokenizer"):
         load_tokenizer(wanted, json_file)
-    with pytest.raises(CorpusError, match="no file was given"):
+    with pytest.raises(CorpusError, match="which is not here"):
         load_tokenizer(wanted)
 
 
 @pytest.mark.parametrize("content", [" ", "no json", "[]", "{}", '{"model": 3}', '{"model": {"vocab": {}}}'])
-def test_what_is_no_tokenizer_is_refused(manifest_with, tmp_path, content):
+def test_what_is_no_tokenizer_is_refused(tmp_path, content):
     path = tmp_path / "tokenizer.json"
     path.write_text(content)
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     with pytest.raises(CorpusError, match="is not a tokenizer"):
-        load_tokenizer(spec(manifest_with, {"kind": "file", "sha256": sha256}), path)
+        load_tokenizer(of_file(sha256), path)
 
 
-def test_a_file_that_changes_while_it_is_read_is_refused(manifest_with, json_file, tmp_path, monkeypatch):
+def test_a_file_that_changes_while_it_is_read_is_refused(json_file, tmp_path, monkeypatch):
     path = tmp_path / "tokenizer.json"
     path.write_bytes(json_file.read_bytes())
     changed = json_file.read_text().replace('"id": 0', '"id":  0')
     monkeypatch.setattr(tokenizer, "check_digest", lambda *_: path.write_text(changed))
     with pytest.raises(CorpusError, match=r"tokenizer\.json changed while it was read"):
-        load_tokenizer(spec(manifest_with, {"kind": "file", "sha256": "0" * 64}), path)
+        load_tokenizer(of_file("0" * 64), path)
 
 
-def test_an_oversized_tokenizer_is_refused_unread(manifest_with, json_file, monkeypatch):
+def test_an_oversized_tokenizer_is_refused_unread(json_file, monkeypatch):
     monkeypatch.setattr(tokenizer, "MOST_TOKENIZER_BYTES", 10)
     sha256 = hashlib.sha256(json_file.read_bytes()).hexdigest()
     with pytest.raises(CorpusError, match="larger than 10 bytes"):
-        load_tokenizer(spec(manifest_with, {"kind": "file", "sha256": sha256}), json_file)
+        load_tokenizer(of_file(sha256), json_file)
 
 
-HUB = {"kind": "hub", "name": "someone/model", "revision": "1" * 40}
+HUB = "someone/model", "1" * 40
 
 
-def test_a_hub_tokenizer_is_taken_at_its_revision(manifest_with, json_file, monkeypatch):
+def test_a_hub_tokenizer_is_taken_at_its_revision(json_file, monkeypatch):
     asked = []
 
     def download(name, filename, revision, dry_run=False):
@@ -128,18 +128,18 @@ def test_a_hub_tokenizer_is_taken_at_its_revision(manifest_with, json_file, monk
         return str(json_file)
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    assert isinstance(load_tokenizer(spec(manifest_with, HUB)), JsonTokenizer)
+    assert download_tokenizer(*HUB) == json_file
     assert asked == [("someone/model", "tokenizer.json", "1" * 40)]
 
 
-def test_an_oversized_tokenizer_of_the_hub_is_not_downloaded(manifest_with, monkeypatch):
+def test_an_oversized_tokenizer_of_the_hub_is_not_downloaded(monkeypatch):
     def download(*_, dry_run=False, **__):
         assert dry_run
         return SimpleNamespace(file_size=tokenizer.MOST_TOKENIZER_BYTES + 1)
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     with pytest.raises(CorpusError, match=r"someone/model at revision 1{40} has 67,108,865 bytes"):
-        load_tokenizer(spec(manifest_with, HUB))
+        download_tokenizer(*HUB)
 
 
 class ProxyError(Exception):
@@ -147,13 +147,13 @@ class ProxyError(Exception):
 
 
 @pytest.mark.parametrize("error", [LocalEntryNotFoundError, ProxyError])
-def test_an_unreachable_hub_says_what_was_tried(manifest_with, monkeypatch, error):
+def test_an_unreachable_hub_says_what_was_tried(monkeypatch, error):
     def fail(*_, **__):
         raise error("no connection\n\x1b[2J")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
     with pytest.raises(CorpusError, match=r"someone/model at revision 1{40}.*no connection") as caught:
-        load_tokenizer(spec(manifest_with, HUB))
+        download_tokenizer(*HUB)
     assert caught.value.problem.isprintable()
 
 

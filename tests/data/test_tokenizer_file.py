@@ -3,8 +3,6 @@
 import hashlib
 import json
 import struct
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -321,25 +319,6 @@ def test_text_without_borders_is_cut_anyway(load, monkeypatch):
     loaded = load(byte_level())
     found = all_ids(pieces("日本語" * 100, 50), loaded)
     assert loaded.decode(found.tolist()) == "日本語" * 100
-
-
-def test_the_tokenizer_of_a_run_is_one_whatever_its_source(tmp_path, monkeypatch):
-    """A tokenizer from the hub passes the same checks as a file."""
-    import huggingface_hub
-
-    from p2ptrain.manifest.sources import HubTokenizer
-
-    path = Path(tmp_path / "tokenizer.json")
-    made = byte_level()
-    made.enable_truncation(2)
-    made.save(str(path))
-    monkeypatch.setattr(
-        huggingface_hub,
-        "hf_hub_download",
-        lambda *_, dry_run=False, **__: SimpleNamespace(file_size=1) if dry_run else str(path),
-    )
-    loaded = load_tokenizer(HubTokenizer(kind="hub", name="someone/model", revision="1" * 40))
-    assert len(loaded.encode_batch([TEXT])[0]) > 2
 
 
 def prepended() -> Tokenizer:

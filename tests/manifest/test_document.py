@@ -43,9 +43,9 @@ def test_short_strings_at_the_top_of_a_toml(manifest: Manifest) -> None:
 
 
 def test_canonical_bytes_are_frozen_for_ever(manifest: Manifest) -> None:
-    assert run_id(manifest) == "2d63d0f14c30710c4e0bc5bcbeebb3ec8641bcac2b5e0106e488d824ef8c8de9"
+    assert run_id(manifest) == "40bb097b7467b71b4ceacc4214bbf67df01a4b55f60e834ff2e6c33ae7e15ffe"
     # Frozen earlier: protocol version 4, with topk, which recipe swarm no longer accepts.
-    earlier = canonical_bytes(manifest).replace(b'"protocol":10', b'"protocol":4')
+    earlier = canonical_bytes(manifest).replace(b'"protocol":11', b'"protocol":4')
     earlier = earlier.replace(b'"tokens":', b'"tokens_per_peer":')
     assert sha256(earlier).hexdigest() == "06022cb24660204f455f1228509a70f937471ce6abf76b3f9135383ef3c52f49"
     before = earlier.replace(b'"gradients":"int8"', b'"gradients":"topk"')
@@ -124,11 +124,12 @@ def test_no_line_is_computed_from_what_is_no_number_of_tokens(manifest: Manifest
 
 def test_differences_name_fields_with_both_values(manifest: Manifest) -> None:
     assert differences(manifest, manifest) == []
-    changes = {"outer.inner_steps": 20, "codec.name": "fp32", "corpus": "sha256:" + "ab" * 32}
+    shards = {"kind": "shards", "root": "ab" * 32, "training_tokens": 9_000, "held_out_tokens": 1_000}
+    changes = {"outer.inner_steps": 20, "codec.name": "fp32", "corpus": shards}
     lines = differences(manifest, with_changes(manifest, changes))
     assert "outer.inner_steps: 10 -> 20" in lines
     assert "codec.name: 'int8' -> 'fp32'" in lines
-    assert "corpus.format: absent -> 'text'" in lines
+    assert "corpus.training_tokens: absent -> 9000" in lines
     assert "corpus.name: 'shakespeare' -> absent" in lines
 
 

@@ -41,7 +41,7 @@ def test_derived_token_counts(manifest: Manifest) -> None:
     ("section", "typo", "line"),
     [
         ("training", "inner_steps", "training.inner_steps: unknown field; outer.inner_steps is set already"),
-        ("corpus", "split", "corpus.split: unknown field; it goes only with kind hub"),
+        ("corpus", "root", "corpus.root: unknown field; it goes only with kind shards"),
         ("model", "auto_map", "model.auto_map: unknown field"),
         ("run", "zzzzzzz", "run.zzzzzzz: unknown field"),
     ],

@@ -23,11 +23,11 @@ from p2ptrain.net.rate_limiter import RateLimit
 from p2ptrain.net.rpc import receive_message, send_message
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.ports import Link
-from peer.file_fetch import SOURCE_DEADLINE_S, Source, ask_for_file, local_file
+from peer.file_fetch import SOURCE_DEADLINE_S, Source, ask_for_file
 
 CONTENT = bytes(range(256)) * (PIECE_BYTES // 100)  # three pieces, the last one short
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
-FILE = NamedFile("tokenizer", "--tokenizer", SHA256)
+FILE = NamedFile("weights", "--weights", SHA256)
 HOST, OTHER, LIAR, ME = PeerId("host"), PeerId("other"), PeerId("liar"), PeerId("me")
 Handler = Callable[[Link], Awaitable[None]]
 
@@ -248,24 +248,10 @@ def test_the_owners_file_is_stored_unless_it_is_too_large_or_another(tmp_path: P
     assert store.adopt(FILE, own) == tmp_path / "files" / SHA256
     other = tmp_path / "other.json"
     other.write_bytes(b"other")
-    with pytest.raises(CorpusError, match="is not this run's tokenizer"):
+    with pytest.raises(CorpusError, match="is not this run's weights"):
         store.adopt(FILE, other)
     with pytest.raises(CorpusError, match="cannot be read"):
         store.adopt(FILE, tmp_path / "none.json")
     with other.open("wb") as file:
         file.truncate(MOST_STORED_BYTES + 1)
     assert store.adopt(FILE, other) is None
-
-
-def test_a_remembered_file_that_changed_or_vanished_is_as_none_and_a_given_one_is_an_error(tmp_path: Path) -> None:
-    store, own = FileStore(tmp_path / "files"), tmp_path / "own.json"
-    assert local_file(FILE, store, None, own) is None
-    assert local_file(FILE, store, None, tmp_path / ("x" * 300)) is None  # as a path that may not be read: an OSError
-    own.write_bytes(b"changed")
-    assert local_file(FILE, store, None, own) is None
-    with pytest.raises(CorpusError):
-        local_file(FILE, store, own, None)
-    own.write_bytes(CONTENT)
-    stored = local_file(FILE, store, None, own)
-    own.unlink()
-    assert local_file(FILE, store, None, own) == stored == tmp_path / "files" / SHA256

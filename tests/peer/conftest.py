@@ -70,7 +70,6 @@ def plan(tmp_path: Path, signed_run: Callable[..., SignedManifest]) -> TrainerPl
         most_sequences=4,
         store=str(user_store().directory),
         index=None,
-        tokenizer=None,
         weights=None,
         begins=True,
         tried_tokens=512,

@@ -6,7 +6,6 @@ In this process and mostly without a network: recipe ``local`` uses the same pat
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import math
 import os
@@ -17,8 +16,10 @@ from pathlib import Path
 from typing import NoReturn
 
 import click
+import numpy as np
 import pytest
 import torch
+from small_corpus import stored_text
 
 from p2ptrain import checkpoint
 from p2ptrain.base.errors import DeviceError
@@ -187,50 +188,11 @@ def test_a_run_whose_model_exceeds_the_memory_is_refused_before_it_is_built(
 # --- corpus, device, model --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("content", "digest_of", "why"),
-    [
-        (None, b"x", "no file was given"),
-        (b"another text", b"the text", "its sha256 is"),
-        (b"", b"", "empty"),
-        (b"short", b"short", "short"),
-        (b"\xff\xfe" * 5000, b"\xff\xfe" * 5000, "not UTF-8"),
-    ],
-)
-def test_a_corpus_that_cannot_be_used(
-    content: bytes | None, digest_of: bytes, why: str, home: Home, signed_run: SignedRun, refused: Callable[..., str]
-) -> None:
-    corpus = {
-        "kind": "file",
-        "sha256": hashlib.sha256(digest_of).hexdigest(),
-        "format": "text",
-        "text_field": "text",
-        "max_tokens": 100_000,
-        "validation_fraction": 0.1,
-    }
-    home.save_manifest(signed_run(corpus=corpus))
-    arguments = ["--home", str(home.path)]
-    if content is not None:
-        (home.path / "corpus.txt").write_bytes(content)
-        arguments += ["--data", str(home.path / "corpus.txt")]
-    assert why in refused(*arguments)
-
-
-def test_a_corpus_whose_rows_have_another_field(home: Home, signed_run: SignedRun, refused: Callable[..., str]) -> None:
-    content = b'{"body": "no text"}\n' * 20
-    corpus = {"kind": "file", "sha256": hashlib.sha256(content).hexdigest(), "format": "jsonl", "text_field": "text"}
-    home.save_manifest(signed_run(corpus=corpus | {"max_tokens": 100_000, "validation_fraction": 0.1}))
-    (home.path / "rows.jsonl").write_bytes(content)
-    said = refused("--home", home.path, "--data", home.path / "rows.jsonl")
-    said = " ".join(said.split())
-    assert said.startswith("20 of 20 rows of ")
-    assert "have no text: no field 'text', but 'body'. | Name the column with the text" in said
-
-
-def test_a_corpus_file_that_is_not_there(home: Home, signed_run: SignedRun, refused: Callable[..., str]) -> None:
-    corpus = {"kind": "file", "sha256": "0" * 64, "format": "text", "text_field": "text", "max_tokens": 100_000}
-    home.save_manifest(signed_run(corpus=corpus | {"validation_fraction": 0.1}))
-    assert "cannot be read" in refused("--home", home.path, "--data", home.path / "nowhere.txt")
+def test_an_index_of_another_text(home: Home, signed_run: SignedRun, refused: Callable[..., str]) -> None:
+    section, index = stored_text(np.zeros(5_000), np.zeros(500), 32)
+    home.save_manifest(signed_run(corpus=section | {"training_tokens": 4_000}))
+    home.files.add(index.root, index.to_bytes())
+    assert "4,000 training and 500 held-out tokens, and its index has 5,000 and 500" in refused("--home", home.path)
 
 
 def test_a_device_that_is_not_there(

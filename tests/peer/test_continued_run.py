@@ -15,11 +15,10 @@ import pytest
 import torch
 from swarm import TOGETHER, Swarm
 
-from p2ptrain.data.sources import read_pieces
 from p2ptrain.data.tokenizer import ByteTokenizer
 from p2ptrain.manifest import read_run, render_toml, sign_run, with_changes
 from p2ptrain.manifest.directory import MANIFEST_FILE
-from p2ptrain.manifest.sources import BuiltinCorpus
+from p2ptrain.tokens import builtin
 from p2ptrain.train.model import build_module, summed_loss
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "train"))
@@ -35,8 +34,7 @@ RANDOM_LOSS = 5.5
 
 def halves() -> tuple[bytes, bytes]:
     """Return parts of the two halves of the shipped text."""
-    spec = BuiltinCorpus(kind="builtin", name="shakespeare")
-    text = "".join(piece.text for piece in read_pieces(spec, None)).encode()
+    text = builtin.text("shakespeare").tobytes()
     middle = len(text) // 2
     return text[:300_000], text[middle : middle + 150_000]
 

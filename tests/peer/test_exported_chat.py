@@ -44,8 +44,8 @@ def test_transformers_applies_the_template_as_training_did(
     ours = JsonTokenizer(tokenizer)
     signed = home.load_manifest(None)
     assert signed is not None
-    with load_template(signed.manifest.corpus, ours) as template:
-        expected = ChatEncoder(template, ours).prompt_ids(MESSAGES).tolist()
+    template = load_template(signed.manifest.corpus, ours)
+    expected = ChatEncoder(template, ours).prompt_ids(MESSAGES).tolist()
     assert loaded.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False) == expected
     end = tokenizer.token_to_id("<|im_end|>")
     assert expected.count(end) == 2

@@ -172,7 +172,7 @@ def trained(tmp_path: Path, signed_run: Callable[..., SignedManifest]) -> Traine
         tokenizer.save(str(file))
         signed = signed_run(
             model={"architecture": family, "config": FAMILIES[family]} | ({} if init is None else {"init": init}),
-            tokenizer=f"sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}",
+            tokenizer={"kind": "file", "sha256": hashlib.sha256(file.read_bytes()).hexdigest()},
             corpus=corpus,
         )
         return home_of(signed, tmp_path / "home"), file

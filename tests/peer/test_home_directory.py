@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from p2ptrain.base.errors import HomeError
+from p2ptrain.base.files import cache_directory
 from p2ptrain.base.ids import RunId
-from p2ptrain.data.stream import cache_directory
 from p2ptrain.manifest import SignedManifest
 from peer.home import Addresses, Home, default_home
 

@@ -67,8 +67,6 @@ def test_peers_get_the_text_from_each_other(tmp_path: Path) -> None:
     swarm, index = text_swarm(tmp_path / "text")
     with swarm:
         bootstrap = swarm.bootstrap()
-        [found] = doctor(swarm.link, tmp_path / "nobody")
-        assert found["state"] == "ok"
         anna = peer(swarm, "anna")
         anna.wait_for("first inner step")
         assert sources(anna) == {bootstrap.peer_id}
@@ -81,7 +79,7 @@ def test_peers_get_the_text_from_each_other(tmp_path: Path) -> None:
 
         for digest in index.digests:  # from now on, anna sends something else
             store(swarm, "anna").path(digest).write_bytes(bytes(SHARD_BYTES))
-        assert bootstrap.terminate() == 0
+            ShardStore(tmp_path / "text").path(digest).unlink()  # and the bootstrap has nothing
         carl = peer(swarm, "carl")
         carl.wait_for("first inner step")
         assert sources(carl) == {bob.peer_id}
@@ -95,3 +93,22 @@ def test_peers_get_the_text_from_each_other(tmp_path: Path) -> None:
         again.wait_for("first inner step")
         assert again.events("got shard") == []
         assert not again.events("no text")
+
+
+def test_the_doctor_fetches_a_shard_and_a_peer_waits_for_one(tmp_path: Path) -> None:
+    swarm, index = text_swarm(tmp_path / "text")
+    with swarm:
+        swarm.bootstrap()
+        [found] = doctor(swarm.link, tmp_path / "nobody")
+        assert found["state"] == "ok"
+        held_out = ShardStore(tmp_path / "text").path(index.digests[-1])
+        data = held_out.read_bytes()
+        held_out.unlink()
+        [found] = doctor(swarm.link, tmp_path / "nobody")
+        assert found["state"] == "bad"
+        assert "does not have it" in found["found"]
+        anna = peer(swarm, "anna")
+        anna.wait_to_say("training waits for text, 1 shard")
+        held_out.write_bytes(data)
+        anna.wait_for("first inner step")
+        anna.wait_to_say("the text that training waited for is here")

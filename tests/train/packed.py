@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from small_corpus import corpus_of
 
-from p2ptrain.data.packing import EncodedDialogue, packed_rows
 from p2ptrain.tokens.corpus import ShardCorpus
+from p2ptrain.tokens.packing import EncodedDialogue, packed_rows
 
 LENGTHS = (9, 5, 11, 5, 16, 4, 8, 7)
 PADDING = 255

@@ -17,7 +17,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from p2ptrain.base.errors import CorpusError, ManifestError, UserError, WeightsError
 from p2ptrain.cli import check_kept_weights
 from p2ptrain.data.chat_template import ChatTemplate
-from p2ptrain.data.own_text import NewRun, create
+from p2ptrain.data.own_text import NewRun, Wanted, create
 from p2ptrain.data.tokenizer import ByteTokenizer
 from p2ptrain.manifest import PRESETS, parameter_count, preset, read_run, with_changes
 from p2ptrain.manifest.continuing import continued, nearest_preset
@@ -50,11 +50,11 @@ def new_run(
     where: str | Path,
     corpus: Path | None = None,
     tokenizer: Path | None = None,
-    field: str = "text",
     template: Path | None = None,
 ) -> NewRun:
-    cache, model = tmp_path / "cache", read_model(f"{where}")
-    return create(tmp_path / "run", corpus, tokenizer, None, field, None, cache, lambda *_: None, model, template)
+    corpora = () if corpus is None else (f"{corpus}",)
+    wanted = Wanted(corpora, tokenizer, model=read_model(f"{where}"), template=template)
+    return create(tmp_path / "run", wanted, lambda *_: None)
 
 
 @pytest.mark.parametrize("architecture", DESCRIPTIONS)
@@ -67,7 +67,7 @@ def test_each_family_becomes_a_run(tmp_path: Path, architecture: str) -> None:
     assert manifest.model.init is not None
     assert manifest.model.init.model_dump() == {"kind": "file", "sha256": [digest]}
     assert manifest.model.config == description(architecture).config
-    assert made.stored == ["tokenizer", "corpus", "weights"]
+    assert made.stored == ["tokenizer", "weights"]
     assert {path.name for path in (tmp_path / "run" / "files").iterdir()} >= {digest}
 
 
@@ -164,8 +164,8 @@ def test_a_kept_template_writes_the_models_own_special_tokens(tmp_path: Path, mo
     texts, _ = render_jinja_template(
         [dialogue], chat_template=source, bos_token=tokens["bos_token"]["content"], eos_token=tokens["eos_token"]
     )
-    with ChatTemplate.checked(kept.read_text(), "kept", {"bos_token": "<s>", "eos_token": "</s>"}) as template:
-        assert template.render(dialogue) == texts[0]
+    template = ChatTemplate.checked(kept.read_text(), "kept", {"bos_token": "<s>", "eos_token": "</s>"})
+    assert template.render(dialogue) == texts[0]
 
 
 def test_only_dialogues_need_a_template_that_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,8 +176,8 @@ def test_only_dialogues_need_a_template_that_can_be_read(tmp_path: Path, monkeyp
     with pytest.raises(
         CorpusError, match=r"chat template is not known\. .*chat_template\.jinja is larger than 262,144"
     ):
-        new_run(tmp_path, folder, chats, field="")
-    assert new_run(tmp_path, folder, text(tmp_path)).manifest.corpus.kind == "file"
+        new_run(tmp_path, folder, chats)
+    assert new_run(tmp_path, folder, text(tmp_path)).manifest.corpus.kind == "shards"
 
 
 def test_a_template_that_is_named_comes_before_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,8 +190,8 @@ def test_a_template_that_is_named_comes_before_the_models(tmp_path: Path, monkey
     found = []
     for number, template in enumerate((None, Path("chatml"), other)):
         (parent := tmp_path / f"{number}").mkdir()
-        corpus = new_run(parent, folder, chats, field="", template=template).manifest.corpus
-        assert corpus.kind == "file"
+        corpus = new_run(parent, folder, chats, template=template).manifest.corpus
+        assert corpus.kind == "shards"
         found.append(corpus.template)
     digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (folder / "chat_template.jinja", other)]
     assert found == [digests[0], "chatml", digests[1]]

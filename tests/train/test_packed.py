@@ -13,8 +13,8 @@ from packed import LENGTHS, PADDING, codes, packed_corpus
 from staged_rank import equal_cut
 from test_stages import gradients
 
-from p2ptrain.data.packing import IGNORED, decoded_rows
 from p2ptrain.data.tokenizer import ByteTokenizer
+from p2ptrain.tokens.packing import IGNORED, decoded_rows
 from p2ptrain.train import generate
 from p2ptrain.train.compiled_pass import CompiledPassError
 from p2ptrain.train.evaluate import validation_loss

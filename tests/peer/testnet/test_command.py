@@ -12,10 +12,7 @@ from setuptools import find_packages
 
 from lab.stages import page_argument
 from p2ptrain.base.errors import UserError
-from p2ptrain.data.file_store import FILES_FOLDER, FileStore, NamedFile
-from p2ptrain.data.sources import file_digest
-from p2ptrain.manifest import preset, with_changes
-from peer.testnet.command import _kept, testnet
+from peer.testnet.command import testnet
 
 ROOT = Path(__file__).parents[3]
 
@@ -66,15 +63,3 @@ def test_the_package_that_is_shipped_has_neither_laboratory_nor_simulator() -> N
     packages = find_packages(str(ROOT), include=config["options.packages.find"]["include"].split())
     assert "peer.testnet" in packages
     assert [each for each in packages if {"lab", "sim"} & set(each.split("."))] == []
-
-
-def test_a_testnet_finds_the_files_that_the_runs_directory_keeps(tmp_path: Path) -> None:
-    (tmp_path / "corpus.txt").write_text("text\n" * 10)
-    corpus = NamedFile("corpus", "--data", file_digest(tmp_path / "corpus.txt", "corpus"))
-    manifest = with_changes(preset("demo", "ab" * 32), {"corpus": {"kind": "file", "sha256": corpus.sha256}})
-    assert _kept(tmp_path, manifest, "corpus") is None
-    kept = FileStore(tmp_path / FILES_FOLDER).adopt(corpus, tmp_path / "corpus.txt")
-    assert kept is not None
-    assert _kept(tmp_path, manifest, "corpus") == kept
-    assert _kept(tmp_path, manifest, "tokenizer") is None
-    assert _kept(None, manifest, "corpus") is None

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 from pathlib import Path
 from typing import NoReturn
 
+import numpy as np
 import pytest
+from small_corpus import corpus_of
 
 from p2ptrain.base.errors import HomeError, ManifestError
-from p2ptrain.data.file_store import stored
+from p2ptrain.data.file_store import FileStore, stored
 from p2ptrain.data.published_settings import PublishedSettings
-from p2ptrain.data.sources import file_digest
 from p2ptrain.manifest import create_run, load_run, preset, render_toml, sign_run, with_changes
 from p2ptrain.manifest.document import differences
+from p2ptrain.tokens.store import ShardStore
 from peer.model import run_settings
 from peer.testnet.plan import MARKER, chosen_manifest, claimed, lay_out
 
@@ -41,14 +44,34 @@ def test_a_fresh_testnet_has_a_run_a_twin_and_homes(tmp_path: Path) -> None:
     assert changed == {"outer.recipe", "outer.exchanges_per_step", "run.public_key", *budget}
 
 
-def test_homes_get_the_settings_of_a_continued_model(tmp_path: Path) -> None:
-    """Without them exports would lack pad token and chat template."""
-    settings = tmp_path / "settings.json"
-    settings.write_bytes(PublishedSettings(pad=3).to_bytes())
-    init = {"kind": "file", "sha256": ["ab" * 32], "settings": file_digest(settings, "settings")}
-    plan = lay_out(tmp_path / "out", with_changes(DEMO, {"model.init": init}), 2, False, None, settings=settings)
+def test_homes_and_bootstrap_get_the_files_and_find_the_shards(tmp_path: Path) -> None:
+    """Check also the settings of a continued model, without which exports would lack pad token and chat template."""
+    source = tmp_path / "source"
+    store = FileStore(source / "files")
+    corpus = corpus_of(np.arange(300, dtype=np.uint16), np.arange(200, dtype=np.uint16), DEMO.training.sequence_length)
+    index, settings = corpus.index, PublishedSettings(pad=3).to_bytes()
+    digest = hashlib.sha256(settings).hexdigest()
+    store.add(digest, settings)
+    named = {"kind": "shards", "root": index.root, "training_tokens": 300, "held_out_tokens": 200}
+    manifest = with_changes(
+        DEMO, {"corpus": named, "model.init": {"kind": "file", "sha256": ["ab" * 32], "settings": digest}}
+    )
+    with pytest.raises(ManifestError, match=f"index is not in .*{index.root}"):
+        lay_out(tmp_path / "incomplete", manifest, 2, False, None, source=source)
+    with pytest.raises(ManifestError, match="no folder of its shards beside it"):
+        lay_out(tmp_path / "nowhere", manifest, 2, False, None)
+    store.add(index.root, index.to_bytes())
+    ShardStore(source / "shards").add(index.digests[0], corpus.store.shards[index.digests[0]])  # type: ignore[attr-defined]
+    plan = lay_out(tmp_path / "out", manifest, 2, True, None, source=source)
     assert [run_settings(each.home, plan.signed).pad for each in plan.peers] == [3, 3]
-    assert stored(plan.run, init["settings"]) is not None
+    for place in (plan.run, *(each.home.path for each in plan.trainers)):
+        assert stored(place, index.root) is not None
+    assert ShardStore(plan.shards).has(index.digests[0])
+    with claimed(tmp_path / "out2"):
+        plan = lay_out(tmp_path / "out2", manifest, 2, False, None, source=source)
+    with claimed(tmp_path / "out2"):
+        pass
+    assert ShardStore(source / "shards").has(index.digests[0])
 
 
 def test_the_twin_keeps_the_codec_of_pseudo_gradients(tmp_path: Path) -> None:

@@ -75,13 +75,13 @@ def conducted(stage: Path, seconds: float | None = None, means: Means | None = N
 
 
 def test_it_ends_when_all_trainers_did(stage: Path) -> None:
-    plan, ending = conducted(stage, means=Means(3, Path("text"), Path("pieces"), Path("model")))
+    plan, ending = conducted(stage, means=Means(3, Path("model")))
     assert ending.statuses == {"solo": 0, "peer-1": 0, "peer-2": 0}
     assert ending.troubles == ()
     assert not ending.cut_short
     peer, solo = ((trainer.home.path / "arguments").read_text() for trainer in (plan.peers[0], plan.trainers[-1]))
     assert peer.startswith('["p2ptrain://the-link", "--local", "--nickname", "peer-1", "--home"')
-    assert peer.endswith('"--data", "text", "--tokenizer", "pieces", "--weights", "model", "3"]')
+    assert peer.endswith('"--weights", "model", "3"]')
     assert solo.startswith('["--home"')
 
 

@@ -13,13 +13,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from p2ptrain import checkpoint
 from p2ptrain.cli import cli
-from p2ptrain.data.corpus import open_corpus
 from p2ptrain.data.file_store import named_files, stored
-from p2ptrain.data.stream import cache_directory
 from p2ptrain.manifest import load_run
+from p2ptrain.tokens.index import ShardIndex
+from p2ptrain.tokens.opened import user_store
+from p2ptrain.tokens.store import ShardStore
 from p2ptrain.train.model import flat_model
 from peer.exporting import export
 from peer.home import Home
+from peer.model import run_text
 from peer.trained.chat import opened
 from peer.trained.language_model import load
 from tests.peer.trained.published import ENDOFTEXT, IM_END, IM_START, PAD, TEMPLATE, TEXT, published
@@ -48,9 +50,22 @@ def home_of(run: Path, path: Path) -> Home:
         source = stored(run, file.sha256)
         assert source is not None, file
         home.files.add(file.sha256, source.read_bytes())
+    fetch_text(home, run)
     theta = flat_model(signed.manifest.model, 1, torch.device("cpu")).theta
     checkpoint.save(home.checkpoints, {"slow": theta}, {"step": 1})
     return home
+
+
+def fetch_text(home: Home, run: Path) -> None:
+    """Put the run's shards where peers of this user have them."""
+    corpus = load_run(run).manifest.corpus
+    if corpus.kind == "builtin":
+        return
+    source, store = ShardStore(run / "shards"), user_store()
+    index = home.files.find(corpus.root)
+    assert index is not None
+    for digest in ShardIndex.from_bytes(index.read_bytes()).digests:
+        store.add(digest, source.path(digest).read_bytes())
 
 
 SOURCES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None, int, list[int]]] = {
@@ -79,8 +94,9 @@ def test_documents_end_as_the_published_model_s(tmp_path: Path, source: str) -> 
     run = run_of(tmp_path, model)
     home = home_of(run, tmp_path / "home")
     manifest = load_run(run).manifest
-    corpus = open_corpus(manifest, cache_directory(), None, model / "tokenizer.json")
-    counts = [int((corpus.tokens[:] == each).sum()) for each in range(4)]
+    index = run_text(home, manifest).index
+    parts = [user_store().map(each.digest, index.id_bytes, each.tokens) for each in (*index.training, *index.held_out)]
+    counts = [sum(int((part == each).sum()) for part in parts if part is not None) for each in range(4)]
     assert counts == [2 if each == end else 0 for each in range(4)], "training"
     export(home, tmp_path / "out")
     assert AutoTokenizer.from_pretrained(tmp_path / "out").eos_token_id == end
@@ -118,8 +134,8 @@ def test_an_export_keeps_template_pad_token_and_how_to_generate(tmp_path: Path) 
     assert (loaded.config.bos_token_id, loaded.generation_config.bos_token_id) == (IM_START, IM_START)
     assert {name: getattr(loaded.generation_config, name) for name in SAMPLING} == SAMPLING
     for place in (home.path, tmp_path / "out"):
-        with opened(load(place, None, "cpu"), None, None, 4, None, pytest.fail) as dialogue:  # type: ignore[arg-type]
-            assert dialogue._stops == {IM_END, ENDOFTEXT}  # type: ignore[attr-defined]
+        dialogue = opened(load(place, None, "cpu"), None, None, 4, None, pytest.fail)  # type: ignore[arg-type]
+        assert dialogue._stops == {IM_END, ENDOFTEXT}  # type: ignore[attr-defined]
 
 
 def test_another_tokenizer_leaves_the_settings_out(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_it_says_which_files_another_run_of_it_needs(signed_run: Callable[..., S
         "template": digests[1],
     }
     init = {"kind": "file", "sha256": digests[3:5], "settings": digests[5]}
-    text = card(facts(signed_run(corpus=corpus, tokenizer=f"sha256:{digests[2]}", model__init=init)))
+    text = card(facts(signed_run(corpus=corpus, tokenizer={"kind": "file", "sha256": digests[2]}, model__init=init)))
     assert "\np2ptrain bootstrap RUN --weights PATH\n```" in text
     listed = re.findall(r"^- (.*): SHA-256 `(.)\2{63}`$", text, flags=re.MULTILINE)
     assert sorted(listed) == [

@@ -5,11 +5,8 @@ from __future__ import annotations
 import random
 
 import numpy as np
-import pytest
 
-from p2ptrain.base.errors import CorpusError
-from p2ptrain.data.packing import BEGINS, FLAG_BITS, IGNORED, EncodedDialogue, best_fit, decoded_rows, packed_rows
-from p2ptrain.data.split import split_rows
+from p2ptrain.tokens.packing import BEGINS, FLAG_BITS, IGNORED, EncodedDialogue, best_fit, decoded_rows, packed_rows
 
 
 def dialogue(ids: list[int], predicted: list[int]) -> EncodedDialogue:
@@ -41,18 +38,3 @@ def test_codes_are_ids_of_any_size_with_flags():
     big = EncodedDialogue(np.array([200_000, 200_001], dtype=np.uint32), np.array([False, True]))
     (row,) = packed_rows([big], 2, 0)
     assert row.tolist() == [200_000 << FLAG_BITS | BEGINS, 200_001 << FLAG_BITS | 1]
-
-
-def test_sequences_are_whole_rows_and_held_out_ones_are_apart():
-    split = split_rows(1000 * 16, 16, 0.1)
-    assert split.regions == 12
-    train = {split.train_start(index) for index in range(split.train_sequences)}
-    held_out = {split.held_out_start(index) for index in range(split.held_out_sequences)}
-    assert all(start % 16 == 0 for start in train | held_out)
-    assert not train & held_out
-    assert len(train) + len(held_out) == 1000 // 12 * 12
-    assert max(train | held_out) + 16 <= 1000 * 16
-    smallest = split_rows(2 * 16, 16, 0.05)
-    assert (smallest.train_start(0), smallest.held_out_start(0)) == (0, 16)
-    with pytest.raises(CorpusError, match="fill 1 of the 2 rows"):
-        split_rows(31, 16, 0.05)
