@@ -65,7 +65,7 @@ WINDOWS: Mapping[str, Windows] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class TimedWindow:
     """Duration and cost of one window of training."""
 
     seconds: float
@@ -105,7 +105,7 @@ def measure_preset(name: str, windows: Windows, device: torch.device = CPU) -> d
         }
 
 
-def _alternate(pair: Couple, windows: Windows, number: int) -> tuple[Window, Window]:
+def _alternate(pair: Couple, windows: Windows, number: int) -> tuple[TimedWindow, TimedWindow]:
     """Return one window with exchanges and one without; which comes first alternates."""
     if number % 2:
         quiet = _train(pair, windows, exchanging=False)
@@ -114,7 +114,7 @@ def _alternate(pair: Couple, windows: Windows, number: int) -> tuple[Window, Win
     return busy, _train(pair, windows, exchanging=False)
 
 
-def _train(pair: Couple, windows: Windows, exchanging: bool) -> Window:
+def _train(pair: Couple, windows: Windows, exchanging: bool) -> TimedWindow:
     """Train one window, then wait for exchanges in progress outside of its time."""
     blocked_s, taken_in = pair.ours.learner.blocked_s, pair.taken_in
     begin = time.perf_counter()
@@ -124,7 +124,7 @@ def _train(pair: Couple, windows: Windows, exchanging: bool) -> Window:
         for _ in range(windows.inner_steps):
             pair.advance()
     seconds = time.perf_counter() - begin
-    window = Window(seconds, pair.ours.learner.blocked_s - blocked_s, pair.taken_in - taken_in)
+    window = TimedWindow(seconds, pair.ours.learner.blocked_s - blocked_s, pair.taken_in - taken_in)
     pair.settle()
     return window
 
@@ -145,7 +145,7 @@ def _full_step_s(manifest: Manifest, device: torch.device) -> float:
 def _costs(
     original: Manifest,
     windows: Windows,
-    both: list[tuple[Window, Window]],  # with exchanges, without
+    both: list[tuple[TimedWindow, TimedWindow]],  # with exchanges, without
     full_step_s: float | None,  # None: the windows' steps are the preset's
 ) -> dict[str, Any]:
     """Return the costs per exchange, and their shares of an inner phase of the preset."""

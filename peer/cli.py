@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from p2ptrain.admission import AccessList
     from p2ptrain.manifest import SignedManifest
 
-TOKENIZER = click.option(
-    "--tokenizer", type=FILE, help="The tokenizer.json, if the run names it by digest.", metavar="FILE"
-)
-
 
 @click.command(short_help="Join a run by its link and train.")
 @LINK
@@ -316,8 +312,7 @@ def _print_access_list(run: Path, access_list: AccessList) -> None:
 @click.command(short_help="Write a peer's model in Hugging Face format.")
 @HOME
 @click.argument("out", type=click.Path(path_type=UserPath))
-@TOKENIZER
-def export(home: Path, out: Path, tokenizer: Path | None) -> None:
+def export(home: Path, out: Path) -> None:
     """Write the newest checkpoint in HOME to the directory OUT, for AutoModelForCausalLM.from_pretrained(OUT)."""
     from peer.home import Home
     from peer.screen import ActivityLine
@@ -329,7 +324,7 @@ def export(home: Path, out: Path, tokenizer: Path | None) -> None:
         with command_imports():
             from peer import exporting
 
-        exported = exporting.export(Home(home), out, tokenizer, line.tell)
+        exported = exporting.export(Home(home), out, line.tell)
     if exported.held_out_loss is None:
         click.echo(f"held-out loss not measured: {exported.why_not}")
     else:
@@ -346,15 +341,14 @@ def export(home: Path, out: Path, tokenizer: Path | None) -> None:
     "--temperature", default=0.8, show_default=True, type=FiniteRange(0), help="0: always the most likely token."
 )
 @click.option("--seed", default=0, show_default=True, help="The same seed gives the same text.")
-@TOKENIZER
-def generate(model: Path, text: str, tokens: int, temperature: float, seed: int, tokenizer: Path | None) -> None:
+def generate(model: Path, text: str, tokens: int, temperature: float, seed: int) -> None:
     """Continue TEXT with the newest checkpoint in a peer's home, or with a model in a folder in Hugging Face format."""
     check_model(model)  # before the import of large libraries
     with command_imports():
         from p2ptrain.train.generate import Sampling, generate_text
         from peer.trained.language_model import load
 
-    loaded = load(model, tokenizer, "cpu")
+    loaded = load(model, "cpu")
     sampling = Sampling(temperature=temperature, seed=seed)
     click.echo(generate_text(loaded.module, loaded.tokenizer, text, tokens, sampling, loaded.ends))
 

@@ -111,7 +111,6 @@ class {CODE_CLASS}(PreTrainedTokenizerFast):
 def export(
     home: Home,
     target: Path,
-    tokenizer_file: Path | None = None,
     tell: Tell = lambda activity, done: None,
     finish: Finish = lambda folder, exported: None,
 ) -> Exported:
@@ -122,7 +121,7 @@ def export(
     files.check_vacant(target)
     try:
         with _whole(target) as folder:
-            exported, expected = _write(home, folder, tokenizer_file, tell)
+            exported, expected = _write(home, folder, tell)
             tell("checking that transformers loads the same model and tokenizer", "")
             _check(expected, _load(expected.request))
             finish(folder, exported)
@@ -131,7 +130,7 @@ def export(
     return exported
 
 
-def _write(home: Home, folder: Path, tokenizer_file: Path | None, tell: Tell) -> tuple[Exported, _Expected]:
+def _write(home: Home, folder: Path, tell: Tell) -> tuple[Exported, _Expected]:
     """Write all files. The model is freed on return, before another process loads its own copy."""
 
     def goes_on(read: int, wanted: int) -> bool:
@@ -141,7 +140,7 @@ def _write(home: Home, folder: Path, tokenizer_file: Path | None, tell: Tell) ->
     tell("reading the checkpoint", "")
     signed, found = newest_checkpoint(home)
     stored, state = found.tensors, found.state
-    tokenizer = run_tokenizer(home, signed, tokenizer_file)
+    tokenizer = run_tokenizer(home, signed)
     settings = run_settings(home, signed)
     chat = exported_chat(home, signed, tokenizer, settings)
     tokens = ExportedTokens.of(tokenizer, chat, settings)

@@ -52,9 +52,9 @@ def newest_checkpoint(home: Home) -> tuple[SignedManifest, Checkpoint]:
     return signed, found.checkpoint
 
 
-def run_tokenizer(home: Home, signed: SignedManifest, tokenizer_file: Path | None = None) -> Tokenizer:
-    """Return the tokenizer of a home's run, from the given file or the one that the home keeps."""
-    return tokenizer_of(signed.manifest, tokenizer_file or stored_tokenizer(home, signed.manifest.tokenizer))
+def run_tokenizer(home: Home, signed: SignedManifest) -> Tokenizer:
+    """Return the tokenizer of a home's run. Raises CorpusError if the home does not have it."""
+    return tokenizer_of(signed.manifest, stored_tokenizer(home, signed.manifest.tokenizer))
 
 
 def stored_tokenizer(home: Home, spec: TokenizerSpec) -> Path | None:

@@ -66,7 +66,19 @@ def test_the_commands_are_frozen() -> None:
         "testnet",
     ]
     assert {name: [parameter.name for parameter in command.params] for name, command in cli.commands.items()} == {
-        "init": ["run", "preset", "corpus", "tokenizer", "model", "text_field", "template", "name"],
+        "init": [
+            "run",
+            "preset",
+            "corpora",
+            "tokenizer",
+            "model",
+            "text_field",
+            "template",
+            "sequence_length",
+            "held_out",
+            "is_all",
+            "name",
+        ],
         "sign": ["run"],
         "docs": [],
     }
@@ -135,7 +147,6 @@ def test_a_user_error_prints_problem_and_remedy(tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("words", "remedy"),
     [
-        (["tokens", "RUN", "--data", "hf:owner/name"], "Omit the option: what a run names on the hub is downloaded."),
         (["evaluate", "MODEL", "hf:owner/name"], "Download it, and name the file."),
     ],
 )
@@ -326,7 +337,6 @@ BAD_ARGUMENTS = (
     "peer --home nowhere",
     "peer --home nowhere --weights nowhere",
     "simulate nowhere.toml",
-    "testnet --data nowhere",
     "tokens nowhere",
     "publish-tokens nowhere out",
     "contributions nowhere",

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 from typing import get_args
 
@@ -15,8 +14,6 @@ import pytest
 from docs import generate
 from p2ptrain.base.ids import PROTOCOL_VERSION
 from p2ptrain.framing import MAX_BODY_BYTES, FrameKind
-from p2ptrain.manifest import preset
-from p2ptrain.manifest.document import parse_data
 from p2ptrain.manifest.model import Model
 from p2ptrain.manifest.sources import ShardsCorpus
 from p2ptrain.net.transport import EXCHANGE_PROTOCOL
@@ -168,27 +165,6 @@ def test_the_wire_format_is_told_as_it_is() -> None:
         assert f"{cap:,}" in protocol
     assert f"in which order. Version {PROTOCOL_VERSION}." in protocol
     assert f"| `{EXCHANGE_PROTOCOL}` |" in protocol
-
-
-def tables(document: Path) -> list[dict[str, dict[str, object]]]:
-    """Return the tables of a manifest's corpus or tokenizer that a document shows."""
-    blocks = re.findall(r"^```toml\n(.*?)^```$", document.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    return [shown for each in blocks if {*(shown := tomllib.loads(each))} <= {"corpus", "tokenizer"}]
-
-
-SHOWN = {document.name: found for document in DOCUMENTS if (found := tables(document))}
-
-
-def test_corpora_and_tokenizers_are_shown() -> None:
-    assert {section for each in SHOWN["DATA.md"] for section in each} == {"corpus", "tokenizer"}
-
-
-@pytest.mark.parametrize("document", SHOWN)
-def test_tables_of_a_manifest_that_are_shown_are_accepted(document: str) -> None:
-    for each in SHOWN[document]:
-        manifest = preset("llama-135m", "0" * 64).model_dump() | each
-        parsed = parse_data(manifest).model_dump()
-        assert all(parsed[section] | table == parsed[section] for section, table in each.items())
 
 
 def test_every_field_of_a_corpus_and_every_architecture_is_told() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from transformers import PreTrainedModel
 
@@ -14,14 +13,14 @@ from peer.home import Home
 from peer.model import newest, run_tokenizer, stored_model
 
 
-def load_model(home: Home, tokenizer_file: Path | None = None) -> tuple[FlatModel, Tokenizer]:
+def load_model(home: Home) -> tuple[FlatModel, Tokenizer]:
     """Build the run's model on the CPU with the slow weights of the newest undamaged checkpoint, and its tokenizer.
 
     Raises HomeError if there is none.
     """
     signed, stored = newest(home)
     model = stored_model(signed, stored)
-    return model, run_tokenizer(home, signed, tokenizer_file)
+    return model, run_tokenizer(home, signed)
 
 
 def generate_tokens(

@@ -14,11 +14,11 @@ from bench.environment import ROOT
 
 SOURCES = (
     "p2ptrain/codec",
-    "p2ptrain/data",
     "p2ptrain/host",
     "p2ptrain/outer",
     "sim",
     "p2ptrain/swarm",
+    "p2ptrain/tokens",
     "p2ptrain/train",
     "p2ptrain/framing.py",
     "p2ptrain/recipes.py",

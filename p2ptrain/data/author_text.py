@@ -137,8 +137,7 @@ def find_source(named: str, column: str, wants_dialogues: bool) -> Source:
     if named.startswith(HUB):
         spec = hub_text(named)
         with hub_errors(spec.title, "nothing was written"):
-            found = split_files(spec)
-            return _described(spec.title, found, column, wants_dialogues, is_hub=True)
+            return _described(spec.title, split_files(spec), column, wants_dialogues, is_hub=True)
     if named.startswith(BUILTIN):
         return _described(named, [BuiltinFile(named.removeprefix(BUILTIN))], column, wants_dialogues)
     path = UserPath(named)

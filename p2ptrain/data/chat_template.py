@@ -187,12 +187,13 @@ class ChatTemplate:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         random.seed(0)  # for the filter of that name: the same text must give the same tokens
-        texts, _ = render_jinja_template(
+        given: dict[str, Any] = {**self._variables}
+        texts, _ = render_jinja_template(  # type: ignore[str-unpack]  # it returns two lists
             [mapped_texts(messages, _unmarked)],
             tools=mapped_texts(tools, _unmarked),
             chat_template=self._program,
             add_generation_prompt=add_generation_prompt,
-            **self._variables,
+            **given,
         )
         return str(texts[0])
 

@@ -232,7 +232,7 @@ def _tokenizer(wanted: Wanted, model: GivenModel | None) -> _Tokens:
             f"{MOST_STORED_BYTES >> 20} MiB.",
             "Use a smaller one.",
         )
-    spec = {"kind": "file", "sha256": digest}
+    spec: dict[str, Any] = {"kind": "file", "sha256": digest}
     loaded = load_tokenizer(FileTokenizer.model_validate(spec), path)
     if model is None:
         return _Tokens({"tokenizer": spec, "model.config.vocab_size": loaded.vocabulary_size}, loaded, path)

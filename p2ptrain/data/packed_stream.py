@@ -59,11 +59,11 @@ class LongDialogue(NamedTuple):
     """Encoded dialogue of any length."""
 
     encoded: EncodedDialogue
-    """Its tokens, perhaps without the end."""
+    """Tokens of the dialogue, perhaps without the end."""
     tokens: int
     """Tokens of all of it."""
     text_bytes: int
-    """Bytes of its text as UTF-8."""
+    """Bytes of the text as UTF-8."""
     is_cut: bool
     """Whether the template did not render all of it."""
 

@@ -38,7 +38,7 @@ class Taken(NamedTuple, Generic[Item]):
 
 
 @dataclass(slots=True)
-class Place:
+class ReadPlace:
     """Position in a source, after what was taken from it."""
 
     file: int = 0
@@ -70,11 +70,11 @@ class SourceReader(Generic[Item]):
     def __init__(self, source: Source, saved: dict[str, Any] | None = None) -> None:
         self._source = source
         saved = saved or {"place": {}, "counts": {}}
-        self.place = Place(**saved["place"])
+        self.place = ReadPlace(**saved["place"])
         self.counts = TextCounts(**saved["counts"])
         self.counts.where = source.name
         self._sizes = [each.size for each in source.files]
-        self._open: _Watched | None = None
+        self._open: _OpenedFile | None = None
         self._items: Iterator[Item] | None = None
 
     def state(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class SourceReader(Generic[Item]):
         with hub_errors(self.counts.where, then) if source.is_hub else contextlib.nullcontext():
             while place.file < len(source.files):
                 file = source.files[place.file]
-                self._open = _Watched(file)
+                self._open = _OpenedFile(file)
                 with unchanged(file.path) if isinstance(file, LocalFile) else contextlib.nullcontext():
                     if not place.is_read:
                         yield from self._items_of(file)
@@ -199,7 +199,7 @@ class SourceReader(Generic[Item]):
         return f"{one_line(printable(f'{file}'))}, " if len(self._source.files) > 1 or self._source.is_hub else ""
 
 
-class Mix(Generic[Item]):
+class TextMix(Generic[Item]):
     """Several sources, mixed as they are read.
 
     Args:
@@ -220,8 +220,10 @@ class Mix(Generic[Item]):
         self.readers: list[SourceReader[Item]] = [
             SourceReader(source, state) for source, state in zip(sources, states, strict=True)
         ]
-        self._size, self._ends = size, ends
-        self._current, self._taken = (saved["current"], saved["taken"]) if saved else (None, 0)
+        self._size: Callable[[Item], int] = size
+        self._ends: Callable[[Item], bool] = ends
+        self._current: int | None = saved["current"] if saved else None
+        self._taken: int = saved["taken"] if saved else 0
 
     def state(self) -> dict[str, Any] | None:
         """Return where reading can go on; None if it cannot go on from here."""
@@ -260,7 +262,7 @@ class Mix(Generic[Item]):
         return min(left, key=lambda number: (self.readers[number].share, number), default=None)
 
 
-class _Watched:
+class _OpenedFile:
     """File of rows that tells how far it was read."""
 
     def __init__(self, file: SourceFile) -> None:

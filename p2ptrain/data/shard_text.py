@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.data.author_text import Source
@@ -24,7 +24,7 @@ from p2ptrain.data.packed_stream import (
     run_warnings,
 )
 from p2ptrain.data.parts import Parts, Unit
-from p2ptrain.data.reading import Mix, total_counts
+from p2ptrain.data.reading import TextMix, total_counts
 from p2ptrain.data.rows import MOST_EXAMPLES, TextCounts
 from p2ptrain.data.spool import dialogue_size, read_spool, spool_dialogues
 from p2ptrain.data.stream import Cut
@@ -75,7 +75,8 @@ class TextOrder:
         return [VERSION, sources, self.template_name, self.held_out, self.most_tokens, self.preset]
 
 
-class BuiltText(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class BuiltText:
     """Shards of a run, and what else its text says."""
 
     index: ShardIndex
@@ -116,7 +117,7 @@ class _Building:
             self._check.resume(saved[0]["check"])
         else:
             saved = None
-        mix: Mix[Cut] = Mix(order.sources, cut_size, lambda cut: cut.ends, saved[0]["mix"] if saved else None)
+        mix: TextMix[Cut] = TextMix(order.sources, cut_size, lambda cut: cut.ends, saved[0]["mix"] if saved else None)
         is_whole = write_text(mix, order.tokenizer, parts, self._check, order.most_tokens, self._unfinished, tell)
         self._check.finish()
         self._take_counts(mix, is_whole)
@@ -136,7 +137,9 @@ class _Building:
             self._check = FidelityCheck(order.tokenizer, self._counts, is_packed=True)
             self._check.resume(saved[0]["check"])
         encoder = ChatEncoder(named_template(order.template_name, order.tokenizer, order.template), order.tokenizer)
-        mix: Mix[Dialogue] = Mix(order.sources, dialogue_size, lambda each: True, saved[0]["mix"] if saved else None)
+        mix: TextMix[Dialogue] = TextMix(
+            order.sources, dialogue_size, lambda each: True, saved[0]["mix"] if saved else None
+        )
         longest = self._longest_row(with_changes(preset(order.preset or "demo", _NO_AUTHOR), self._changes))
         is_whole = spool_dialogues(
             mix, encoder, longest, self._counts, self._check, order.most_tokens, self._unfinished, tell
@@ -208,7 +211,7 @@ class _Building:
             return continued_run(tokens, changes, order.preset)
         return fitted(tokens, changes, order.preset)
 
-    def _take_counts(self, mix: Mix[Any], is_whole: bool) -> None:
+    def _take_counts(self, mix: TextMix[Any], is_whole: bool) -> None:
         found = total_counts(mix.readers)
         self._counts.rows = found.rows
         self._counts.skipped += found.skipped

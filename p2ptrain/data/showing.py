@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from p2ptrain.manifest import Manifest
 
 
-class Part(NamedTuple):
+class ShownPart(NamedTuple):
     """Consecutive tokens that are all predicted, or none of them."""
 
     text: str
     counts: bool
 
 
-def shown_rows(manifest: Manifest, run: Path, count: int) -> Iterator[list[Part]]:
+def shown_rows(manifest: Manifest, run: Path, count: int) -> Iterator[list[ShownPart]]:
     """Yield the first rows of the first shard. Raises CorpusError if a file of the run is not in its directory."""
     length, corpus, spec = manifest.training.sequence_length, manifest.corpus, manifest.tokenizer
     tokenizer = tokenizer_of(manifest, stored(run, spec.sha256) if spec.kind == "file" else None)
@@ -42,7 +42,7 @@ def shown_rows(manifest: Manifest, run: Path, count: int) -> Iterator[list[Part]
         ids, is_packed = _first(opened.index, opened.store), opened.is_packed
     for start in range(0, min(count, len(ids) // length) * length, length):
         row = ids[start : start + length]
-        yield _packed(row, tokenizer) if is_packed else [Part(_text(row, tokenizer), True)]
+        yield _packed(row, tokenizer) if is_packed else [ShownPart(_text(row, tokenizer), True)]
 
 
 def _first(index: ShardIndex, store: ShardStore) -> np.ndarray:
@@ -56,17 +56,17 @@ def _first(index: ShardIndex, store: ShardStore) -> np.ndarray:
     return ids
 
 
-def _packed(codes: np.ndarray, tokenizer: Tokenizer) -> list[Part]:
+def _packed(codes: np.ndarray, tokenizer: Tokenizer) -> list[ShownPart]:
     """Return the parts of a row of dialogues, each dialogue on a line of its own."""
     flags = codes & COUNTS
     borders = np.flatnonzero((np.diff(flags) != 0) | (codes[1:] & BEGINS > 0)) + 1
-    parts: list[Part] = []
+    parts: list[ShownPart] = []
     for part in np.split(codes, borders):
         new = "\n" if part[0] & BEGINS and parts else ""
-        parts.append(Part(new + _text(part >> FLAG_BITS, tokenizer), bool(part[0] & COUNTS)))
+        parts.append(ShownPart(new + _text(part >> FLAG_BITS, tokenizer), bool(part[0] & COUNTS)))
     last = int(np.flatnonzero(codes & BEGINS)[-1])
     if not (codes[last:] & COUNTS).any():
-        parts[-1] = Part(f"\n({len(codes) - last:,} tokens of padding)", False)
+        parts[-1] = ShownPart(f"\n({len(codes) - last:,} tokens of padding)", False)
     return parts
 
 

@@ -17,7 +17,7 @@ from p2ptrain.data.chat_tokens import BATCH_CHARACTERS, ChatEncoder
 from p2ptrain.data.dialogues import characters
 from p2ptrain.data.fidelity import FidelityCheck
 from p2ptrain.data.packed_stream import LongDialogue, encoded_dialogues
-from p2ptrain.data.reading import Mix
+from p2ptrain.data.reading import TextMix
 from p2ptrain.data.rows import TextCounts
 from p2ptrain.data.tokenizing import Tell, ahead, batches
 from p2ptrain.data.unfinished import Unfinished
@@ -34,7 +34,7 @@ def dialogue_size(dialogue: Dialogue) -> int:
 
 
 def spool_dialogues(
-    mix: Mix[Dialogue],
+    mix: TextMix[Dialogue],
     encoder: ChatEncoder,
     longest: int,
     counts: TextCounts,

@@ -8,7 +8,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from p2ptrain.data.fidelity import FidelityCheck
 from p2ptrain.data.parts import Parts, Unit
-from p2ptrain.data.reading import Item, Mix, Taken
+from p2ptrain.data.reading import Item, Taken, TextMix
 from p2ptrain.data.stream import Cut, encode_cuts
 from p2ptrain.data.tokenizer import Tokenizer
 from p2ptrain.data.unfinished import Unfinished
@@ -22,7 +22,7 @@ Tell = Callable[[int, float], None]
 _Any = TypeVar("_Any")
 
 
-class Batch(NamedTuple, Generic[Item]):
+class ReadBatch(NamedTuple, Generic[Item]):
     """Consecutive items, and where reading goes on after them."""
 
     items: list[Taken[Item]]
@@ -31,7 +31,7 @@ class Batch(NamedTuple, Generic[Item]):
     done_share: float
 
 
-def batches(mix: Mix[Item], size: Callable[[Item], int], most: int) -> Iterator[Batch[Item]]:
+def batches(mix: TextMix[Item], size: Callable[[Item], int], most: int) -> Iterator[ReadBatch[Item]]:
     """Yield the items in batches of about ``most`` characters."""
     items: list[Taken[Item]] = []
     characters = 0
@@ -39,10 +39,10 @@ def batches(mix: Mix[Item], size: Callable[[Item], int], most: int) -> Iterator[
         items.append(taken)
         characters += size(taken.item)
         if characters >= most:
-            yield Batch(items, mix.state(), mix.done_share)
+            yield ReadBatch(items, mix.state(), mix.done_share)
             items, characters = [], 0
     if items:
-        yield Batch(items, mix.state(), mix.done_share)
+        yield ReadBatch(items, mix.state(), mix.done_share)
 
 
 def ahead(items: Iterable[_Any]) -> Iterator[_Any]:
@@ -61,7 +61,7 @@ def cut_size(cut: Cut) -> int:
 
 
 def write_text(
-    mix: Mix[Cut],
+    mix: TextMix[Cut],
     tokenizer: Tokenizer,
     parts: Parts,
     check: FidelityCheck,

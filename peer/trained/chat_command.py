@@ -36,8 +36,7 @@ EXIT_REFUSED = 2
 @click.option("--top-k", default=50, show_default=True, type=click.IntRange(1), help="Draw from so many tokens.")
 @click.option("--seed", default=0, show_default=True, help="The same seed gives the same answers.")
 @click.option("--device", default="auto", show_default=True, help=f"{DEVICE_WORDS}.")
-@click.option("--template", type=FILE, metavar="FILE", help="The chat template, if the run names it by digest.")
-@click.option("--tokenizer", type=FILE, metavar="FILE", help="The tokenizer.json, if the run names it by digest.")
+@click.option("--template", type=FILE, metavar="FILE", help="A chat template, if a folder or home has none.")
 def chat(
     model: Path,
     system: str | None,
@@ -47,7 +46,6 @@ def chat(
     seed: int,
     device: str,
     template: Path | None,
-    tokenizer: Path | None,
 ) -> None:
     """Talk with the newest checkpoint in a peer's home, or with a model in a folder in Hugging Face format.
 
@@ -60,7 +58,7 @@ def chat(
         from peer.trained.chat import opened
         from peer.trained.language_model import load
 
-    loaded = load(model, tokenizer, device)
+    loaded = load(model, device)
     sampling = Sampling(temperature, top_k, seed)
     dialogue = opened(loaded, template, system, new_tokens, sampling, _tell)
     refused = sum(not _print_answer(dialogue, line) for line in _lines())

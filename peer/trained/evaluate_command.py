@@ -32,8 +32,7 @@ from peer.options import FILE, MODEL, check_model
 @click.option("--stride", type=click.IntRange(1), metavar="S", help="Tokens between two windows.  [T: no overlap]")
 @click.option("--tasks", metavar="TASK,…", help="Tasks of EleutherAI's lm-eval instead of a text.")
 @click.option("--examples", type=click.IntRange(1), metavar="N", help="Of each task, only the first N examples.")
-@click.option("--tokenizer", type=FILE, metavar="FILE", help="The tokenizer.json, if the run names it by digest.")
-@click.option("--template", type=FILE, metavar="FILE", help="The chat template, if the run names it by digest.")
+@click.option("--template", type=FILE, metavar="FILE", help="A chat template, if a folder or home has none.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def evaluate(
     model: Path,
@@ -45,7 +44,6 @@ def evaluate(
     stride: int | None,
     tasks: str | None,
     examples: int | None,
-    tokenizer: Path | None,
     template: Path | None,
     as_json: bool,
 ) -> None:
@@ -69,7 +67,7 @@ def evaluate(
         if sequence_length or stride:
             raise click.UsageError("--sequence-length and --stride are for a FILE.")
     if tasks is not None:
-        _print_scores(model, is_home, tasks, examples, device, tokenizer, as_json)
+        _print_scores(model, is_home, tasks, examples, device, as_json)
         return
     with _progress() as tell:
         tell("loading torch and transformers")
@@ -78,7 +76,7 @@ def evaluate(
             from peer.trained.language_model import load
 
         tell("loading the model")
-        loaded = load(model, tokenizer, device)
+        loaded = load(model, device)
 
         def goes_on(read: int, wanted: int) -> bool:
             tell(f"{read:,} tokens" if not wanted else f"{read:,} of {wanted:,} tokens")
@@ -96,9 +94,7 @@ def evaluate(
         click.echo(printable(f"warning: {warning}."), err=True)
 
 
-def _print_scores(
-    model: Path, is_home: bool, tasks: str, examples: int | None, device: str, tokenizer: Path | None, as_json: bool
-) -> None:
+def _print_scores(model: Path, is_home: bool, tasks: str, examples: int | None, device: str, as_json: bool) -> None:
     from peer.trained.task_scores import check_installed
 
     check_installed()  # before the import of large libraries
@@ -108,7 +104,7 @@ def _print_scores(
             from peer.trained.task_scores import score
 
         names = [name for name in map(str.strip, tasks.split(",")) if name]
-        scores = score(model, is_home, names, examples, device, tokenizer, tell)
+        scores = score(model, is_home, names, examples, device, tell)
     if as_json:
         click.echo(json.dumps([asdict(each) for each in scores]))
     else:

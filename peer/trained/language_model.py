@@ -56,20 +56,20 @@ class LanguageModel:
         return min(self.tokenizer.vocabulary_size, self.module.config.get_text_config().vocab_size)
 
 
-def load(place: Path, tokenizer_file: Path | None, device_name: str) -> LanguageModel:
+def load(place: Path, device_name: str) -> LanguageModel:
     """Load the newest checkpoint of a home, or the model in a folder, in fp32. Raises UserError."""
     device = choose_device(device_name, is_exact=True)
     with explained(device):
-        found = _of_home(Home(place), tokenizer_file) if check_model(place) else _of_folder(place, tokenizer_file)
+        found = _of_home(Home(place)) if check_model(place) else _of_folder(place)
         Module.to(found.module, device)  # in place
     return found
 
 
-def _of_home(home: Home, tokenizer_file: Path | None) -> LanguageModel:
+def _of_home(home: Home) -> LanguageModel:
     signed, stored = newest(home)
     manifest = signed.manifest
     check_fits(parameter_count(manifest.model), LOADED_BYTES)
-    tokenizer = run_tokenizer(home, signed, tokenizer_file)
+    tokenizer = run_tokenizer(home, signed)
     module = stored_model(signed, stored).module
     _check_finite(module, home.path, "Name the home of another peer of this run.")
     ends = run_settings(home, signed).ends_for(tokenizer) if isinstance(tokenizer, JsonTokenizer) else []
@@ -78,11 +78,7 @@ def _of_home(home: Home, tokenizer_file: Path | None) -> LanguageModel:
     return LanguageModel(home.path, module, tokenizer, window, manifest.training.sequence_length, signed, ends)
 
 
-def _of_folder(folder: Path, tokenizer_file: Path | None) -> LanguageModel:
-    if tokenizer_file is not None:
-        raise UserError(
-            f"--tokenizer names {tokenizer_file}, but the model in {folder} has its own.", "Omit --tokenizer."
-        )
+def _of_folder(folder: Path) -> LanguageModel:
     module = load_folder(folder)
     _check_finite(module, folder, "Get the whole folder again, or another model.")
     config = module.config.get_text_config()

@@ -13,7 +13,7 @@ from p2ptrain.base.errors import UserError
 from p2ptrain.base.imports import command_imports
 from p2ptrain.base.text import UserPath, command_line, one_line, printable
 from p2ptrain.manifest import JoinLink
-from peer.options import FILE, HOME
+from peer.options import HOME
 
 FOLDER = click.Path(path_type=UserPath)
 
@@ -44,7 +44,6 @@ LICENCES = frozenset(_HUB_LICENCES.split())
 )
 @click.option("--dry-run", "dry_run", type=FOLDER, metavar="DIR", help="Write what the hub would get; send nothing.")
 @click.option("--upload", "written", type=FOLDER, metavar="DIR", help="Send a folder that was written before.")
-@click.option("--tokenizer", type=FILE, metavar="FILE", help="The tokenizer.json, if the run names it by digest.")
 def publish(
     home: Path,
     repository: str,
@@ -56,7 +55,6 @@ def publish(
     names_peer: bool,
     dry_run: Path | None,
     written: Path | None,
-    tokenizer: Path | None,
 ) -> None:
     """Publish the newest checkpoint in HOME as the model OWNER/NAME of the Hugging Face hub.
 
@@ -92,7 +90,7 @@ def publish(
         if dry_run is None:
             publishing.check_login()
         if written is None:
-            publishing.write_files(Home(home), folder, publication, tokenizer, line.tell)
+            publishing.write_files(Home(home), folder, publication, line.tell)
         else:
             publishing.prepare_folder(Home(home), folder, publication)
         if dry_run is None:

@@ -51,9 +51,7 @@ class Publication:
     """Whether the card names the publishing peer, by which its addresses can be found."""
 
 
-def write_files(
-    home: Home, folder: Path, publication: Publication, tokenizer_file: Path | None, tell: Tell
-) -> Exported:
+def write_files(home: Home, folder: Path, publication: Publication, tell: Tell) -> Exported:
     """Write what the hub gets: the checked export, the signed manifest and the model card. All of it, or nothing.
 
     Raises UserError.
@@ -79,7 +77,7 @@ def write_files(
         (folder / SIGNED_FILE).write_bytes(signed.to_bytes())
         (folder / CARD_FILE).write_text(card(facts), encoding="utf-8")
 
-    return export(home, folder, tokenizer_file, tell, finish)
+    return export(home, folder, tell, finish)
 
 
 def _receipts(home: Home) -> Total | None:

@@ -62,7 +62,6 @@ def score(
     tasks: Sequence[str],
     examples: int | None,
     device: str,
-    tokenizer_file: Path | None,
     tell: Tell,
 ) -> list[Score]:
     """Return the scores of a home's or a folder's model.
@@ -73,7 +72,6 @@ def score(
         tasks: names or patterns of lm-eval's tasks, or paths that end in .yaml.
         examples: number of examples of each task, the first ones; None: all.
         device: name as of ``choose_device``.
-        tokenizer_file: the run's tokenizer.json, if it names one by digest and the home does not keep it.
 
     Raises UserError.
     """
@@ -92,7 +90,7 @@ def score(
             from peer.home import Home
 
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="p2ptrain-evaluate-"))) / "model"
-            export(Home(model), folder, tokenizer_file, lambda activity, done: tell(f"exporting: {activity} {done}"))
+            export(Home(model), folder, lambda activity, done: tell(f"exporting: {activity} {done}"))
         else:
             from peer.trained.model_folder import weight_files
 

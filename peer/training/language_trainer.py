@@ -27,16 +27,14 @@ with large_imports():
     from p2ptrain.base.files import cache_directory
     from p2ptrain.base.launcher import end_with_parent
     from p2ptrain.base.telemetry import MemoryLog
-    from p2ptrain.data.tokenizer import Tokenizer, tokenizer_of
     from p2ptrain.manifest import Manifest, SignedManifest
     from p2ptrain.tokens.corpus import HELD_OUT_TOKENS, ShardAwayError, ShardCorpus, TokenSource, tokens_to_read
-    from p2ptrain.tokens.opened import end_of_turn, open_corpus
+    from p2ptrain.tokens.opened import open_corpus
     from p2ptrain.tokens.store import ShardStore
     from p2ptrain.train import accelerator
     from p2ptrain.train.autofit import place
     from p2ptrain.train.batches import CorpusReader
     from p2ptrain.train.compiling import FOLDER, BackgroundCompiler
-    from p2ptrain.train.generate import sample_text
     from p2ptrain.train.initial_weights import stage_targets, targets
     from p2ptrain.train.inner import ArrivingStepResult, LanguageModelTask
     from p2ptrain.train.model import flat_model, in_memory
@@ -49,10 +47,10 @@ with large_imports():
     from peer.capacity import activation_bytes, check_memory, compiler_fault, explained
     from peer.home import Home
     from peer.initial_weights import load_initial
-    from peer.model import stored_tokenizer
     from peer.training.agreement import agree
     from peer.training.plan import LAUNCHER, OWNERS_FAULT, REMOTE, VECTORS, TrainerPlan, with_own
     from peer.training.remote_pieces import RemotePieces
+    from peer.training.sampler import TextSampler
 
 ANSWERS = ("step", "losses", "restore", "load", "store", "add", "tried", "held_out", "sample", "finish", "idle")
 """Questions that a trainer answers, by methods of these names."""
@@ -84,30 +82,22 @@ class LanguageTrainer:
     ) -> None:
         torch.set_num_threads(plan.threads)
         home, training = Home(Path(plan.home)), manifest.training
-        together: Callable[[Callable[[], Any]], Any] = _alone if ranks is None else ranks.all_or_none
+        together: Callable[[Callable[[], Any]], Any] = (lambda make: make()) if ranks is None else ranks.all_or_none
+        rank = 0 if ranks is None else ranks.rank
 
-        self._text: ShardCorpus | None = None
-        """The run's text, which rank 0 alone reads."""
-        self._manifest, self._home = manifest, home
-        self._tokenizer: Tokenizer | None = None
-        """What shows text, loaded for the first sample."""
+        def opened() -> tuple[torch.device, ShardCorpus | None]:
+            found = None if rank else open_corpus(manifest, ShardStore(Path(plan.store)), plan.path("index"))
+            return accelerator.choose_device(plan.devices[rank]), found
 
-        def opened() -> torch.device:
-            if attachment is not None and (ranks is None or ranks.rank == 0):
-                self._text = open_corpus(manifest, ShardStore(Path(plan.store)), plan.path("index"))
-            return accelerator.choose_device(plan.devices[0 if ranks is None else ranks.rank])
-
-        device = together(opened)
+        device, text = together(opened)
+        self._sampler = None if text is None else TextSampler(home, manifest, text)
         cpu_bytes, allowed_bytes = plan.activation_bytes, math.inf if plan.memory_bytes is None else plan.memory_bytes
         if ranks is None and plan.devices != ("cpu",):  # of a card, the node knows little
             check_memory(manifest, device)
             cpu_bytes = activation_bytes(manifest, device, allowed_bytes)
         if ranks is not None:
             ranks.arrange(Mesh.of(len(plan.devices), plan.stages), device)
-            corpus: TokenSource = RankCorpus.shared(ranks, self._text)
-        else:
-            assert self._text is not None
-            corpus = self._text
+        corpus: TokenSource = text if ranks is None else RankCorpus.shared(ranks, text)
         self._corpus = corpus
         rest = corpus, training, manifest.run.tokens, CorpusReader(manifest.run.seed, plan.peer)
         with explained(device):
@@ -119,7 +109,7 @@ class LanguageTrainer:
                 agreed = agree(ranks, manifest, device, cpu_bytes, plan.most_sequences)
                 stage = stage_model(manifest.model, manifest.run.seed, device, agreed.stages[ranks.stage])
                 model, whole = stage.flat, stage.whole
-            self._whole = whole
+            self._total = whole.total
             if plan.begins:
                 wanted = targets(model) if stage is None else stage_targets(stage)
                 together(lambda: load_initial(manifest, home, plan.path("weights"), wanted))
@@ -178,7 +168,6 @@ class LanguageTrainer:
         self._results: deque[ArrivingStepResult] = deque()
         """Steps whose losses are on their way from a card."""
         self._tried = self._task.held_out(plan.tried_tokens, plan.tried_s)
-
         self._is_stepping, self._stepped_at = False, -math.inf
         self._remaining_s: float | None = None
 
@@ -253,12 +242,10 @@ class LanguageTrainer:
 
     def tried(self) -> dict[str, Any]:
         """Read a short held-out loss, as for a donor's weights; None while its text is not on this machine."""
-        if not self._stores:  # one replica reads
-            return {}
-        try:
-            return {"loss": self._tried.loss()}
-        except ShardAwayError:
-            return {"loss": None}
+        with contextlib.suppress(ShardAwayError):
+            if self._stores:  # one replica reads
+                return {"loss": self._tried.loss()}
+        return {"loss": None}
 
     def held_out(self, most_tokens: int, patience_s: float | None) -> dict[str, Any]:
         """Read the held-out loss, until the node has enough; none while its text is not on this machine."""
@@ -282,20 +269,10 @@ class LanguageTrainer:
         return {"value": value, "tokens": found.tokens, "of": found.of}
 
     def sample(self, new_tokens: int) -> dict[str, Any]:
-        """Write a text; none where this rank has not all weights, or what shows text is not on this machine."""
-        if self._text is None or self._piece.stop - self._piece.start < self._whole.total:
+        """Write a text; none where this rank has not all weights."""
+        if self._sampler is None or self._piece.stop - self._piece.start < self._total:
             return {"text": ""}
-        if self._tokenizer is None:
-            file = stored_tokenizer(self._home, self._manifest.tokenizer)
-            if self._manifest.tokenizer.kind != "bytes" and file is None:
-                return {"text": ""}
-            self._tokenizer = tokenizer_of(self._manifest, file)
-        try:
-            dialogue = self._text.prompt_ids()
-        except ShardAwayError:
-            return {"text": ""}
-        module, end = self._task.model.module, end_of_turn(self._manifest)
-        return {"text": sample_text(module, self._tokenizer, dialogue, end, new_tokens)}
+        return {"text": self._sampler.sample(self._task.model.module, new_tokens)}
 
     def idle(self) -> dict[str, Any]:
         """Do nothing, within the longest wait of the ranks for each other."""
@@ -374,10 +351,6 @@ def live(attachment: Attachment | None) -> None:
     ranks.follow(answers)
     if attachment is None and not trainer.is_final:
         sys.exit("[team] the leader has stopped")
-
-
-def _alone(make: Callable[[], Any]) -> Any:
-    return make()
 
 
 def _fail(attachment: Attachment | None, kind: str, error: Exception) -> None:

@@ -101,7 +101,7 @@ def test_caps_are_for_all_services_together(
     monkeypatch.setattr(app, "serve_manifest", service("manifest", 2))
     monkeypatch.setattr(app, "serve_reach", nothing)
     monkeypatch.setattr(app, "Relay", SimpleNamespace(start=service("relay", 2)))
-    monkeypatch.setattr(app.EntryPoint, "_serve_files", nothing)
+    monkeypatch.setattr(app.EntryPoint, "_serve", nothing)
     identity = Identity.load_or_create(tmp_path / "identity.key")
 
     class Admission:

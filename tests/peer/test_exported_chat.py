@@ -37,8 +37,8 @@ def test_transformers_applies_the_template_as_training_did(
 ) -> None:
     tokenizer = TOKENIZERS[make]()
     tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-    home, file = trained(family, tokenizer, CORPUS)
-    export(home, tmp_path / "out", file)
+    home, _file = trained(family, tokenizer, CORPUS)
+    export(home, tmp_path / "out")
     assert (tmp_path / "out" / "chat_template.jinja").read_text() == CHATML_SOURCE
     loaded = AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)
     ours = JsonTokenizer(tokenizer)
@@ -65,9 +65,9 @@ def test_a_template_writes_the_eos_token_of_training(trained: Trained, tmp_path:
     digest = hashlib.sha256(source.encode()).hexdigest()
     tokenizer = TOKENIZERS["byte_level"]()
     tokenizer.add_special_tokens(["<|im_end|>"])
-    home, file = trained("LlamaForCausalLM", tokenizer, {**CORPUS, "template": digest})
+    home, _file = trained("LlamaForCausalLM", tokenizer, {**CORPUS, "template": digest})
     home.files.add(digest, source.encode())
-    export(home, tmp_path / "out", file)
+    export(home, tmp_path / "out")
     loaded = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert loaded.eos_token == "<|im_end|>"
     rendered = loaded.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False)
@@ -76,7 +76,7 @@ def test_a_template_writes_the_eos_token_of_training(trained: Trained, tmp_path:
 
 @pytest.mark.usefixtures("in_process")
 def test_another_template_is_noticed(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home, file = trained("LlamaForCausalLM", TOKENIZERS["byte_level"](), CORPUS)
+    home, _file = trained("LlamaForCausalLM", TOKENIZERS["byte_level"](), CORPUS)
     load: Callable[[loading.Request], loading.Answer] = loading.answer
 
     def other(request: loading.Request) -> loading.Answer:
@@ -85,5 +85,5 @@ def test_another_template_is_noticed(trained: Trained, tmp_path: Path, monkeypat
 
     monkeypatch.setattr(exporting, "_load", other)
     with pytest.raises(UserError, match="apply_chat_template makes other ids"):
-        export(home, tmp_path / "out", file)
+        export(home, tmp_path / "out")
     assert not (tmp_path / "out").exists()

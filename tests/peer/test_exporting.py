@@ -175,7 +175,9 @@ def trained(tmp_path: Path, signed_run: Callable[..., SignedManifest]) -> Traine
             tokenizer={"kind": "file", "sha256": hashlib.sha256(file.read_bytes()).hexdigest()},
             corpus=corpus,
         )
-        return home_of(signed, tmp_path / "home"), file
+        home = home_of(signed, tmp_path / "home")
+        home.files.add(hashlib.sha256(file.read_bytes()).hexdigest(), file.read_bytes())
+        return home, file
 
     return build
 
@@ -280,7 +282,7 @@ def test_transformers_loads_training_s_ids_and_weights(
     signed = home.load_manifest(None)
     assert signed is not None
     trained_with = load_tokenizer(signed.manifest.tokenizer, file)
-    exported = export(home, tmp_path / "out", file)
+    exported = export(home, tmp_path / "out")
     assert (exported.held_out_loss, exported.why_not) == (None, "The run's held-out text is not on this machine")
     loaded = AutoTokenizer.from_pretrained(tmp_path / "out")
     text = TEXT[:200].replace("cat", "</s>\u65e5 A\u030a  cat")
@@ -300,13 +302,13 @@ def test_texts_begin_as_the_continued_model_s(
     family: str, make: Callable[[], Tokenizer], trained: Trained, tmp_path: Path
 ) -> None:
     """Check a run that began from a model whose tokenizer puts ``<s>`` before every text."""
-    home, file = trained(family, with_extras(made := make()), init=f"sha256:{'0' * 64}")
-    export(home, tmp_path / "out", file)
+    home, _file = trained(family, with_extras(made := make()), init=f"sha256:{'0' * 64}")
+    export(home, tmp_path / "out")
     loaded = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert loaded.bos_token == "<s>"
     assert loaded(TEXT[:200])["input_ids"] == [1, *made.encode(TEXT[:200], add_special_tokens=False).ids]
     assert json.loads((tmp_path / "out" / "config.json").read_text())["bos_token_id"] == 1
-    again = language_model.load(tmp_path / "out", None, "cpu")
+    again = language_model.load(tmp_path / "out", "cpu")
     assert again.prefix == (1,)
 
 
@@ -342,15 +344,12 @@ def test_scaled_positions_load_with_the_same_loss(signed_run: Callable[..., Sign
 
 
 @pytest.mark.usefixtures("in_process")
-def test_held_out_text_is_compared_too_and_the_tokenizer_kept_in_the_home_is_enough(
-    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_held_out_text_is_compared_too(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     tokenizer = byte_level()
     ids = np.array(tokenizer.encode(TEXT * 20, add_special_tokens=False).ids)
     section, index = stored_text(ids, ids[:2000], 32)
-    home, file = trained("GPT2LMHeadModel", tokenizer, section)
-    home.files.add(hashlib.sha256(file.read_bytes()).hexdigest(), file.read_bytes())
+    home, _file = trained("GPT2LMHeadModel", tokenizer, section)
     home.files.add(index.root, index.to_bytes())
     seen: list[loading.Request] = []
 
@@ -373,7 +372,7 @@ def test_special_tokens_in_text_are_split_where_training_splits_them(
     tokenizer = Tokenizer.from_file(str(file))
     tokenizer.encode_special_tokens = True
     monkeypatch.setattr("peer.model.tokenizer_of", lambda *_: JsonTokenizer(tokenizer))
-    export(home, tmp_path / "out", file)
+    export(home, tmp_path / "out")
     ids = AutoTokenizer.from_pretrained(tmp_path / "out")("a <|endoftext|>")["input_ids"]
     assert tokenizer.token_to_id("<|endoftext|>") not in ids
 
@@ -535,16 +534,16 @@ def test_an_export_that_does_not_load_is_none(
 def test_a_tokenizer_that_transformers_builds_itself_is_no_export(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home, file = trained("Qwen2ForCausalLM", with_extras(byte_level()))
+    home, _file = trained("Qwen2ForCausalLM", with_extras(byte_level()))
     monkeypatch.setattr(exporting, "REBUILT", ())
     with pytest.raises(UserError, match="AutoTokenizer makes"):
-        export(home, tmp_path / "out", file)
+        export(home, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.net
 def test_a_fresh_process_loads_it(trained: Trained, tmp_path: Path) -> None:
-    home, file = trained("Qwen2ForCausalLM", with_extras(byte_level()))
-    ran = CliRunner().invoke(cli.export, [str(home.path), str(tmp_path / "out"), "--tokenizer", str(file)])
+    home, _file = trained("Qwen2ForCausalLM", with_extras(byte_level()))
+    ran = CliRunner().invoke(cli.export, [str(home.path), str(tmp_path / "out")])
     assert ran.exit_code == 0, ran.output
     assert "held-out loss not measured: The run's held-out text is not on this machine" in ran.output

@@ -270,7 +270,7 @@ def test_a_look_that_fails_costs_no_training(home: Home, monkeypatch: pytest.Mon
     monkeypatch.setattr(
         held_out_reader, "LOOK_SHARE", 0
     )  # or one look is all there is, and the text's turn is the second
-    monkeypatch.setattr("peer.training.language_trainer.sample_text", fail_with(IndexError("id 300 of 256")))
+    monkeypatch.setattr("peer.training.sampler.sample_text", fail_with(IndexError("id 300 of 256")))
     watched = session_recorder.SessionRecorder.begin
 
     def begin(self: session_recorder.SessionRecorder) -> None:

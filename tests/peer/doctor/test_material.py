@@ -32,7 +32,7 @@ def tokenizer(tmp_path: Path) -> bytes:
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShardIndex:
-    """Of a text that is stored where peers of this user have it."""
+    """The index of a text that is stored where peers of this user have it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return stored_text(np.arange(9000) % 251, np.arange(2000) % 251, 256)[1]
 

@@ -90,7 +90,7 @@ SOURCES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None, 
 def test_documents_end_as_the_published_model_s(tmp_path: Path, source: str) -> None:
     names, config, generation, end, ends = SOURCES[source]
     model = published(tmp_path / "model", names, config, generation)
-    assert load(model, None, "cpu").tokenizer.separator == end, "evaluation of the published model"
+    assert load(model, "cpu").tokenizer.separator == end, "evaluation of the published model"
     run = run_of(tmp_path, model)
     home = home_of(run, tmp_path / "home")
     manifest = load_run(run).manifest
@@ -103,7 +103,7 @@ def test_documents_end_as_the_published_model_s(tmp_path: Path, source: str) -> 
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert loaded.config.eos_token_id == end
     assert loaded.generation_config.eos_token_id == (ends if len(ends) > 1 else end)
-    found = load(tmp_path / "out", None, "cpu")
+    found = load(tmp_path / "out", "cpu")
     assert (found.tokenizer.separator, set(found.ends)) == (end, set(ends)), "evaluation of the export"
 
 
@@ -134,7 +134,7 @@ def test_an_export_keeps_template_pad_token_and_how_to_generate(tmp_path: Path) 
     assert (loaded.config.bos_token_id, loaded.generation_config.bos_token_id) == (IM_START, IM_START)
     assert {name: getattr(loaded.generation_config, name) for name in SAMPLING} == SAMPLING
     for place in (home.path, tmp_path / "out"):
-        dialogue = opened(load(place, None, "cpu"), None, None, 4, None, pytest.fail)  # type: ignore[arg-type]
+        dialogue = opened(load(place, "cpu"), None, None, 4, None, pytest.fail)  # type: ignore[arg-type]
         assert dialogue._stops == {IM_END, ENDOFTEXT}  # type: ignore[attr-defined]
 
 
