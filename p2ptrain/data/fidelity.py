@@ -27,7 +27,7 @@ SHOWN_CHARACTERS = 20
 
 
 class FidelityCheck:
-    """Counts of one corpus while its token stream is built. The two iterators pass their items on unchanged.
+    """Counts of one corpus while it is tokenized. The two iterators pass their items on unchanged.
 
     Args:
         tokenizer: of the stream.
