@@ -36,7 +36,7 @@ AHEAD_LEAST = 4
 PATIENCE_S = (4.0, 60.0)
 """Longest wait for another peer before a mirror or bootstrap is asked: if training waits for the shard, and if it does
 not. The wait is drawn between half of it and all. Guess: bench/carry.py with others."""
-SPREAD_S = 6.0
+SPREAD_S = 60.0
 """Longest wait before a bootstrap is asked for a shard that no peer has, and that training does not wait for yet: peers
 that need it, too, learn that it is coming."""
 LOOK_S = 5.0
