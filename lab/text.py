@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -17,7 +16,7 @@ from p2ptrain.tokens.store import ShardStore
 from p2ptrain.tokens.writing import ShardWriter
 
 SHARDS, FILES = "shards", "files"
-"""Folders of a run's directory: its shards, and what the manifest names by digest."""
+"""Folders of an author's directory: the shards, and what the manifest names by digest."""
 WORDS = 200
 """Different words of the text."""
 
@@ -37,13 +36,6 @@ def write_text(folder: Path, manifest: Manifest, shards: int, seed: int) -> Mani
     corpus = {"kind": "shards", "root": index.root}
     corpus |= {"training_tokens": index.training_tokens, "held_out_tokens": index.held_out_tokens}
     return with_changes(manifest, {"corpus": corpus})
-
-
-def move_text(folder: Path, run: Path) -> None:
-    """Move what ``write_text`` wrote to the directory of a signed run."""
-    for part in (SHARDS, FILES):
-        shutil.copytree(folder / part, run / part, dirs_exist_ok=True)
-    shutil.rmtree(folder)
 
 
 def text_figures(honest: Sequence[Artifacts]) -> dict[str, Any]:

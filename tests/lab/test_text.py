@@ -9,26 +9,26 @@ from sample_artifacts import WELL, artifacts, figures, record
 
 from lab import scenario as scenarios
 from lab.plan import manifest_of
-from lab.text import move_text, write_text
+from lab.text import write_text
 from p2ptrain.manifest.sources import ShardsCorpus
 from p2ptrain.tokens.corpus import ShardCorpus
 from p2ptrain.tokens.index import ShardIndex
 from p2ptrain.tokens.store import ShardStore
+from peer.testnet.plan import lay_out
 
 SCENARIO = Path(__file__).parent.parent / "scenarios" / "shards_join.toml"
 
 
 def test_the_manifest_names_the_shards_that_lie_in_the_run(tmp_path: Path) -> None:
     manifest = write_text(tmp_path / "text", manifest_of(scenarios.load(SCENARIO)), 2, seed=1)
-    move_text(tmp_path / "text", tmp_path / "run")
+    plan = lay_out(tmp_path, manifest, ["home-1"], solo=False, seed=None, source=tmp_path / "text")
     assert isinstance(manifest.corpus, ShardsCorpus)
-    index = ShardIndex.from_bytes((tmp_path / "run" / "files" / manifest.corpus.root).read_bytes())
-    store = ShardStore(tmp_path / "run" / "shards")
+    index = ShardIndex.from_bytes((plan.run / "files" / manifest.corpus.root).read_bytes())
+    store = ShardStore(plan.run / "shards")
     assert (index.root, index.training_shards) == (manifest.corpus.root, 2)
     assert len(store.held(index)) == len(index.digests)
     batch = ShardCorpus(index, store, manifest.training.sequence_length).step_batch(1, "amber", 0, 4)
     assert 97 <= int(batch.max()) < 256
-    assert not (tmp_path / "text").exists()
 
 
 def test_equal_seeds_write_equal_text(tmp_path: Path) -> None:
