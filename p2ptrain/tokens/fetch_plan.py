@@ -11,7 +11,7 @@
 
 So each shard leaves a bootstrap about once, however many peers begin at once. What sources say of themselves only
 directs the first question. A source that does not send what it said, or nothing in time, is asked again after a
-growing pause; one that sends a false shard, after a long one. A shard that strangers failed to send twice is asked of
+growing pause; one that sends a false shard, after a long one. A shard that several strangers failed to send is asked of
 sources that have sent a shard before, of the mirror or the bootstrap. The shell fetches, and checks digests.
 """
 
@@ -56,7 +56,7 @@ FALSE_S = 3600.0
 """Pause after a source sent a false shard: four megabytes for nothing."""
 TRUSTED_FALSE_S = 300.0
 """Pause after a mirror or bootstrap sent a false shard."""
-MOST_DOUBTS = 2
+MOST_DOUBTS = 5
 """Failures of strangers after which a shard is asked of proven sources."""
 FIRST_BYTES_PER_S = 500e3
 """Assumed speed of an unmeasured source: 4 Mbit/s, a share of a home's uplink."""
