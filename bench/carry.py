@@ -29,6 +29,7 @@ SMALL, CARD = 50_000_000, 100_000.0
 CASES: dict[str, tuple[str, CarryCase]] = {
     "cpu": ("100 CPUs", CarryCase()),
     "cpu_own": ("the same, if each began with a shard of its own", CarryCase(first_shards=1 << 30)),
+    "cpu_hidden": ("the same, if others find a peer only when it trains", CarryCase(are_found_at_once=False)),
     "cpu_small": ("100 CPUs, 50 M tokens", CarryCase(corpus_tokens=SMALL)),
     "mixed": ("100 small cards, 10,000 tokens/s", CarryCase(tokens_per_s=10_000.0)),
     "card": ("100 cards", CarryCase(tokens_per_s=CARD)),
@@ -49,7 +50,7 @@ def measure(case: CarryCase, seed: int) -> dict[str, float]:
     with mock.patch.object(walk, "FIRST_SHARDS", case.first_shards):
         swarm = Swarm(case, seed)
         swarm.run()
-    honest = [peer for peer in swarm.peers if not peer.lie]
+    honest = [peer for peer in swarm.peers if not peer.lie and (peer.begun_at or peer.is_alive)]
     first_s = sorted((peer.begun_at or case.duration_s) - peer.joined_at for peer in honest)
     present_s = [(peer.left_at or case.duration_s) - (peer.begun_at or case.duration_s) for peer in honest]
     sent = [peer.line.sent_bytes / 1e6 for peer in honest]

@@ -26,6 +26,8 @@ DIAL_S = 0.3
 """Duration of a question, or of the beginning of a transfer. Guess: round trips between homes."""
 FIND_S = 2.0
 """Time from a peer's start to its first question."""
+TRAINER_S = 5.0
+"""Time from a peer's first text to its first inner step."""
 SEQUENCE_LENGTH = 256
 """Tokens of a sequence, as in llama-15m."""
 
@@ -49,6 +51,8 @@ class CarryCase:
     """Share of peers that leave for good, each at a random time, while another peer joins."""
     adversarial: float = 0.0
     """Share of peers that claim to have everything; half of them send false shards, half send nothing."""
+    are_found_at_once: bool = True
+    """Whether others find a peer as soon as it has come, or only when it trains."""
     first_shards: int = walk.FIRST_SHARDS
     duration_s: float = 3600.0
 
@@ -141,6 +145,11 @@ class SimulatedPeer:
     def is_alive(self) -> bool:
         return self.left_at is None
 
+    @property
+    def is_found(self) -> bool:
+        has_begun = self.begun_at is not None and self.world.now > self.begun_at + TRAINER_S
+        return self.is_alive and (has_begun or bool(self.lie) or self.swarm.case.are_found_at_once)
+
     def leave(self) -> None:
         self.left_at = self.world.now
         self.count_read()
@@ -227,7 +236,7 @@ class SimulatedPeer:
 
     def look(self) -> None:
         self._looked_at = self.world.now
-        others = [each for each in self.swarm.peers if each.is_alive and each is not self]
+        others = [each for each in self.swarm.peers if each.is_found and each is not self]
         known = [each for each in self.known if each.is_alive]
         rest = [each for each in others if each not in known]
         chosen = [*known, *self.swarm.rng.sample(rest, min(len(rest), MOST_ASKED))][:MOST_ASKED]
