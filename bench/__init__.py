@@ -12,6 +12,7 @@ card          speed and loss on a card
 table         figures as rows with target and measured value
 pictures      screenshots of the page in ``docs/images``
 page          cost of the page for the browser and for the server (chromium)
+carry         who carries a run's text: 100 peers that join at once, in simulation (``python -m bench.carry``)
 results       writes measured figures into the pages of ``docs/results``
 evidence      experiments R1 to R10, which compare training methods (``python -m bench.evidence``)
 rivals        swarm, DiLoCo and hivemind's averager over real networks (``python -m bench.rivals``)

@@ -1,25 +1,24 @@
 """Simulated swarm in which peers fetch shards over home lines: transfers share lines, and there are no packets.
 
 Each peer has the product's ``FetchPlan``, ``Walk`` and rate limits, and trains a window when all its shards are there.
-A line's direction is shared equally by the transfers in it, and a transfer is as fast as the smaller of its two shares.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from random import Random
 
+from bench.home_lines import Line, Transfer, World
 from p2ptrain.net import shard_service
 from p2ptrain.net.rate_limiter import RateLimiter
+from p2ptrain.tokens import walk
 from p2ptrain.tokens.fetch_plan import FetchOutcome, FetchPlan, Needs, ShardFetch, ShardSource, SourceKind, needs
 from p2ptrain.tokens.index import SHARD_BYTES
 from p2ptrain.tokens.walk import Walk
+from peer.shard_sources import MOST_ASKED
+from peer.token_supply import CALM_S, LOOK_S, TURN_S
 
-MBIT = 1e6 / 8
-"""Bytes per second of 1 Mbit/s."""
 HOMES = ((0.35, 100, 20), (0.25, 112, 15), (0.25, 50, 10), (0.15, 16, 1))
 """Share of peers, Mbit/s down and up of their lines."""
 BOOTSTRAP, MIRROR = "bootstrap", "mirror"
@@ -27,11 +26,10 @@ DIAL_S = 0.3
 """Duration of a question, or of the beginning of a transfer. Guess: round trips between homes."""
 FIND_S = 2.0
 """Time from a peer's start to its first question."""
-MOST_ASKED, LOOK_S, CALM_S = 24, 4.0, 15.0
-"""Peers that are asked what they have, and the pause between such questions, as in ``peer.token_supply``."""
-QUEUE_S = 10.0
-SEQUENCE_LENGTH, PER_STEP = 256, 64
-"""Tokens of a sequence and sequences of an inner step, about those of llama-15m."""
+TRAINER_S = 5.0
+"""Time from a peer's first text to its first inner step."""
+SEQUENCE_LENGTH = 256
+"""Tokens of a sequence, as in llama-15m."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,88 +51,10 @@ class CarryCase:
     """Share of peers that leave for good, each at a random time, while another peer joins."""
     adversarial: float = 0.0
     """Share of peers that claim to have everything; half of them send false shards, half send nothing."""
+    are_found_at_once: bool = True
+    """Whether others find a peer as soon as it has come, or only when it trains."""
+    first_shards: int = walk.FIRST_SHARDS
     duration_s: float = 3600.0
-    most_served: int = shard_service.MOST_SERVED
-
-
-class Line:
-    """One node's line."""
-
-    def __init__(self, down_mbit_s: float, up_mbit_s: float) -> None:
-        self.down, self.up = down_mbit_s * MBIT, up_mbit_s * MBIT
-        self.incoming: set[Transfer] = set()
-        self.outgoing: set[Transfer] = set()
-        self.sent_bytes = 0.0
-
-
-@dataclass(eq=False, slots=True)
-class Transfer:
-    """Transfer of one shard."""
-
-    sender: Line
-    receiver: Line
-    done: Callable[[], None]
-    left_bytes: float = SHARD_BYTES
-    bytes_per_s: float = 0.0
-    since: float = 0.0
-    version: int = 0
-
-
-class World:
-    """Virtual clock, and the lines' transfers."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers = count()
-
-    def after(self, seconds: float, call: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (self.now + seconds, next(self._numbers), call))
-
-    def run(self, until_s: float) -> None:
-        while self._events and self._events[0][0] <= until_s:
-            self.now, _, call = heapq.heappop(self._events)
-            call()
-        self.now = until_s
-
-    def send(self, transfer: Transfer) -> None:
-        transfer.since = self.now
-        transfer.sender.outgoing.add(transfer)
-        transfer.receiver.incoming.add(transfer)
-        self._share(transfer.sender, transfer.receiver)
-
-    def end(self, transfer: Transfer) -> None:
-        """Take a transfer off its lines, whole or not."""
-        self.settle(transfer)
-        transfer.version += 1
-        transfer.sender.outgoing.discard(transfer)
-        transfer.receiver.incoming.discard(transfer)
-        self._share(transfer.sender, transfer.receiver)
-
-    def settle(self, transfer: Transfer) -> None:
-        """Count what a transfer has carried until now."""
-        moved = min(transfer.bytes_per_s * (self.now - transfer.since), transfer.left_bytes)
-        transfer.left_bytes -= moved
-        transfer.sender.sent_bytes += moved
-        transfer.since = self.now
-
-    def _share(self, sender: Line, receiver: Line) -> None:
-        for transfer in sender.outgoing | receiver.incoming:
-            up = transfer.sender.up / len(transfer.sender.outgoing)
-            down = transfer.receiver.down / len(transfer.receiver.incoming)
-            self.settle(transfer)
-            transfer.bytes_per_s = min(up, down)
-            transfer.version += 1
-            self.after(transfer.left_bytes / transfer.bytes_per_s, self._ending(transfer, transfer.version))
-
-    def _ending(self, transfer: Transfer, version: int) -> Callable[[], None]:
-        def end() -> None:
-            if transfer.version == version:
-                transfer.left_bytes, transfer.sender.sent_bytes = 0.0, transfer.sender.sent_bytes + transfer.left_bytes
-                self.end(transfer)
-                transfer.done()
-
-        return end
 
 
 @dataclass(eq=False, slots=True)
@@ -160,7 +80,7 @@ class Server:
         if self.admits(who, world.now):
             self.paid.append(who)
             answer(True)
-        elif not self.is_bootstrap or not QUEUE_S:
+        elif not self.is_bootstrap or len(self.waiting) >= shard_service.MOST_WAITING:
             answer(False)
         else:
             entry = (who, answer)
@@ -171,7 +91,7 @@ class Server:
                     self.waiting.remove(entry)
                     answer(False)
 
-            world.after(QUEUE_S, give_up)
+            world.after(shard_service.QUEUE_S, give_up)
 
     def end(self, who: str, world: World) -> None:
         self.paid.remove(who)
@@ -185,7 +105,7 @@ class Server:
             entry[1](True)
 
     def admits(self, who: str, now: float) -> bool:
-        if len(self.paid) >= self.case.most_served or self.paid.count(who) >= shard_service.MOST_SERVED_TO_ONE:
+        if len(self.paid) >= shard_service.MOST_SERVED or self.paid.count(who) >= shard_service.MOST_SERVED_TO_ONE:
             return False
         return self.limiter.admits(who, now, SHARD_BYTES)
 
@@ -209,6 +129,10 @@ class SimulatedPeer:
         self.waited_s = 0.0
         """Time without text after the first step."""
         self.left_at: float | None = None
+        self.read: dict[int, float] = {}
+        """Share of each shard that it has read."""
+        self._window: tuple[float, list[int], int] = 0.0, [], 1
+        """When it began the window that it trains, its shards and its sequences."""
         self.position = 0
         self.is_training = self.has_looked = False
         self._wake = 0
@@ -221,8 +145,14 @@ class SimulatedPeer:
     def is_alive(self) -> bool:
         return self.left_at is None
 
+    @property
+    def is_found(self) -> bool:
+        has_begun = self.begun_at is not None and self.world.now > self.begun_at + TRAINER_S
+        return self.is_alive and (has_begun or bool(self.lie) or self.swarm.case.are_found_at_once)
+
     def leave(self) -> None:
         self.left_at = self.world.now
+        self.count_read()
         if self.begun_at is not None and not self.is_training:
             self.waited_s += self.world.now - self.waits_since
         for other in (self, *self.swarm.peers):
@@ -249,12 +179,12 @@ class SimulatedPeer:
         is_urgent = any(shard not in self.here for shard in wanted.now)
         if set(wanted.all) <= self.here:
             return  # the next window wakes it
-        if now - self._looked_at >= (LOOK_S if is_urgent else CALM_S):
+        if now - self._looked_at >= (LOOK_S[0] if is_urgent else CALM_S):
             self.look()
         while isinstance(due := self.plan.begin(wanted, self.here, self.sources(), now), ShardFetch):
             self.transfers[due] = None
             self.world.after(DIAL_S, self.beginning(due))
-        self.wake_in(min(due, LOOK_S))
+        self.wake_in(min(due, TURN_S))
 
     def wake_in(self, seconds: float) -> None:
         self._wake += 1
@@ -283,19 +213,30 @@ class SimulatedPeer:
         else:
             self.waited_s += self.world.now - self.waits_since
         self.is_training = True
-        span, _ = next(self.walk.spans(self.position))
+        span, shards = next(self.walk.spans(self.position))
+        self._window = self.world.now, shards, len(span)
 
         def done() -> None:
+            self.count_read()
             self.is_training, self.waits_since, self.position = False, self.world.now, span.stop
             self.turn()
 
         self.world.after((span.stop - self.position) * SEQUENCE_LENGTH / self.swarm.case.tokens_per_s, done)
 
+    def count_read(self) -> None:
+        """Count what it has read of the window that it trains, and end the window."""
+        began, shards, sequences = self._window
+        read = min(1.0, (self.world.now - began) * self.swarm.case.tokens_per_s / SEQUENCE_LENGTH / sequences)
+        of_each = read * sequences / max(len(shards), 1) / self.walk.per_shard
+        for shard in shards:
+            self.read[shard] = min(1.0, self.read.get(shard, 0.0) + of_each)
+        self._window = self.world.now, [], 1
+
     # --- sources ------------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
         self._looked_at = self.world.now
-        others = [each for each in self.swarm.peers if each.is_alive and each is not self]
+        others = [each for each in self.swarm.peers if each.is_found and each is not self]
         known = [each for each in self.known if each.is_alive]
         rest = [each for each in others if each not in known]
         chosen = [*known, *self.swarm.rng.sample(rest, min(len(rest), MOST_ASKED))][:MOST_ASKED]
@@ -345,7 +286,7 @@ class SimulatedPeer:
                 self.finish(fetch, None, FetchOutcome.BUSY)
             else:
                 outcome = FetchOutcome.FALSE if lie else FetchOutcome.WHOLE
-                transfer = Transfer(server.line, self.line, lambda: self.finish(fetch, transfer, outcome))
+                transfer = Transfer(server.line, self.line, lambda: self.finish(fetch, transfer, outcome), SHARD_BYTES)
                 self.transfers[fetch] = transfer
                 self.world.send(transfer)
 
@@ -370,9 +311,8 @@ class SimulatedPeer:
 class Swarm:
     """All peers of one case, and the nodes that have all shards."""
 
-    def __init__(self, case: CarryCase, seed: int, walk: Callable[[int, str, int, int], Walk] | None = None) -> None:
+    def __init__(self, case: CarryCase, seed: int) -> None:
         self.case, self.seed, self.rng, self.world = case, seed, Random(seed), World()
-        self._walk = walk
         self.shards = -(-case.corpus_tokens * 2 // SHARD_BYTES)
         self.held_out = range(self.shards, self.shards + case.held_out_shards)
         self.everything = frozenset(range(self.held_out.stop))
@@ -392,11 +332,14 @@ class Swarm:
 
     def run(self) -> None:
         self.world.run(self.case.duration_s)
+        for peer in self.peers:
+            if peer.is_alive:
+                peer.count_read()
+                if peer.begun_at is not None and not peer.is_training:
+                    peer.waited_s += self.world.now - peer.waits_since
 
     def walk_of(self, peer: str) -> Walk:
         per_shard = (SHARD_BYTES // 2 - 1) // SEQUENCE_LENGTH
-        if self._walk is not None:
-            return self._walk(self.seed, peer, self.shards, per_shard)
         return Walk(self.seed, peer, self.shards, per_shard, per_shard)
 
     def server(self, fetch: ShardFetch, even_gone: bool = False) -> tuple[Server | None, str, bool]:

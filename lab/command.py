@@ -38,6 +38,7 @@ from lab.scenario import RealScenario
 from lab.script import Script, script_of
 from lab.stages import TOKEN, StageName, hosts_on_side, page_argument, page_token
 from lab.suspension import processes_with
+from lab.text import write_text
 from p2ptrain.base import files
 from p2ptrain.base.errors import DeviceError, HomeError, OutputError, UserError
 from p2ptrain.base.text import PLAIN_WIDTH
@@ -51,6 +52,8 @@ EXIT_FAILED = 1
 FOLDER_PREFIX = "p2pt-lab-"
 UNDISTURBED = "undisturbed"
 """Folder of the run that a scenario is compared with."""
+TEXT = "text"
+"""Folder of a scenario's shards, as an author has them."""
 UndisturbedRuns = dict[str, tuple[str, dict[str, Any]]]
 """Undisturbed runs by scenario as JSON: the title of the scenario that ran it, and its figures."""
 STOP_DEADLINE_S = 30.0
@@ -211,9 +214,12 @@ def _run_and_read(
     """Run a scenario in an empty folder and return its run record and figures."""
     script = script_of(scenario)
     out.mkdir(exist_ok=True)
-    plan = lay_out(
-        out, manifest_of(scenario), [peer.name for peer in script.peers], solo=False, seed=None, is_gated=True
-    )
+    manifest, text = manifest_of(scenario), None
+    if scenario.text_shards:
+        text = out / TEXT
+        manifest = write_text(text, manifest, scenario.text_shards, scenario.run.seed)
+    names = [peer.name for peer in script.peers]
+    plan = lay_out(out, manifest, names, solo=False, seed=None, is_gated=True, source=text)
     mark = uuid.uuid4().hex
     if stage == "namespaces":
         _run_in_cell(out, scenario, threads, mark)

@@ -283,7 +283,9 @@ class Conductor:
         module, first = self.breakages.program(who, module)
         self.stage.limit(self._host(who), None)  # what a start takes says nothing about how a slow computer trains
         log = self.breakages.log(who, trainer.log)
-        child = await processes.start(who, module, [*first, *arguments], log, self.threads, inside)
+        of_its_own = self.plan.signed.manifest.corpus.kind == "shards"  # else all have the shards that one fetched
+        variables = {"XDG_CACHE_HOME": str(trainer.home.path / "cache")} if of_its_own else {}
+        child = await processes.start(who, module, [*first, *arguments], log, self.threads, inside, variables)
         if settings.computers > 1 and who not in self.ranks:
             other = self.stage.second(self._host(who)).inside
             self.ranks[who] = await second_computer.start_rank(who, trainer.home.path, log, self.threads, other)

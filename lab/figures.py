@@ -18,6 +18,7 @@ from lab.resource_monitor import FIGURES as GROWTH
 from lab.resource_monitor import first_and_last, growth
 from lab.returning import longest_return_s
 from lab.script import ActKind
+from lab.text import text_figures
 from lab.trainer_figures import trainer_figures
 from peer.testnet.report import LEARNED
 
@@ -135,6 +136,7 @@ def figures_of(
         "missed_acts": len(record["missed"]),
         "wall_s": record["wall_s"],
         **run_figures(artifacts),
+        **text_figures(honest),
         "loss_spread": _ratio(_max(each["loss"] for each in staying), _min(each["loss"] for each in staying)),
         "bootstrap_bytes_per_exchange": _ratio(_carried(record), _sum(ours, "exchanges_made")),
         "peak_memory": _max(peak for name, peak in record.get("peaks", {}).items() if name in steady),

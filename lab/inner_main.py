@@ -106,7 +106,7 @@ def _stage(name: StageName, script: Script, scenario: RealScenario, out: Path, p
         return Loopback(page)
     if name == "docker":
         return Containers(script, out, os.environ.get(MARK, ""), page)
-    return Namespaces(script, scenario.partitions, scenario.run.seed)
+    return Namespaces(script, scenario.partitions, scenario.run.seed, scenario.bootstrap.up_mbit_s)
 
 
 async def _count_running() -> int:

@@ -27,6 +27,8 @@ def check(scenario: RealScenario, script: Script, stage: StageName, netem: bool 
     faults = [*_learner_faults(scenario), *_crowd_faults(scenario, script)]
     for place, group in enumerate(scenario.peers):
         faults += [f"peers[{place}].{fault}" for fault in _group_faults(group, stage, netem)]
+    if stage != "namespaces" and scenario.bootstrap.up_mbit_s is not None:
+        faults.append(f"bootstrap.up_mbit_s: stage {stage} does not shape its line; take --stage namespaces")
     if stage != "namespaces" and scenario.partitions:
         has = "has one loopback for all peers" if stage == "local" else "has one network for all peers"
         faults.append(f"partitions: stage {stage} {has}; take --stage namespaces")

@@ -205,6 +205,9 @@ class Bootstrap(Section):
     returns_after_s: Moment | None = None
     """Seconds after which it is started again."""
 
+    up_mbit_s: float | None = Field(default=None, gt=0, le=1e6)
+    """Upload rate of each bootstrap's line (stage namespaces); None for no limit."""
+
 
 class Limit(Section):
     """Bounds of a figure."""
@@ -237,6 +240,9 @@ class RealScenario(Scenario):
 
     busy_programs: int = Field(default=0, ge=0, le=100)
     """Other programs that keep the computer busy from second 0 to the end: half compute, half wake each other."""
+
+    text_shards: int = Field(default=0, ge=0, le=64)
+    """Shards of 4 MiB of random words that peers fetch and train on; 0: text that ships with the package."""
 
     admission: Literal["open", "invite"] = "open"
     """Admission to the run: open to everybody, or only to peers whom the author invited and has not banned."""

@@ -168,7 +168,9 @@ class Namespaces(LocalProcesses):
 
     arguments: Sequence[str] = ()
 
-    def __init__(self, script: Script, partitions: Sequence[Partition], seed: int) -> None:
+    def __init__(
+        self, script: Script, partitions: Sequence[Partition], seed: int, bootstrap_mbit_s: float | None = None
+    ) -> None:
         self._network = Network()
         self._partitions = partitions
         self._script = script
@@ -177,7 +179,7 @@ class Namespaces(LocalProcesses):
         try:
             has_ipv6 = any(peer.settings.ipv6 != "none" for peer in script.hosts.values())
             for name in script.bootstraps:
-                self._network.add(name, Access(ipv6="open" if has_ipv6 else "none"))
+                self._network.add(name, Access(bootstrap_mbit_s, ipv6="open" if has_ipv6 else "none"))
             for number, (host, peer) in enumerate(script.hosts.items()):
                 made = self._network.add(host, access_of(peer.settings), seed + number)
                 if peer.settings.computers > 1:

@@ -1,4 +1,4 @@
-"""Who has shards of the run's text: other peers, mirrors and bootstraps, what they say, and a fetch from each."""
+"""Sources of a run's text: other peers, mirrors and bootstraps, what they say, and a fetch from each."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from p2ptrain.net.shard_service import among, ask_held, fetch_shard
 from p2ptrain.ports import Link
 from p2ptrain.tokens.fetch_plan import ShardSource, SourceKind
 from p2ptrain.tokens.index import ShardIndex
-
-Source = tuple[PeerId, Sequence[str]]
-"""Peer that may have shards, and its addresses."""
+from peer.file_fetch import Source
 
 MOST_ASKED = 24
 """Peers that are asked what they have, besides bootstraps. Guess: bench/carry.py with others."""
 AT_ONCE = 8
-"""Of these, so many at once."""
+"""Peers that are asked at the same time."""
 ASK_S = 10.0
 """Timeout of one such question, dialing included."""
 

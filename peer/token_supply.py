@@ -34,7 +34,7 @@ from peer.shard_sources import ShardSources
 LOOK_S = (4.0, 60.0)
 """First and longest pause between two questions what others have, while training waits for text."""
 CALM_S = 15.0
-"""The same while it has some."""
+"""Pause between two such questions while training has text."""
 TURN_S = 4.0
 """Longest pause of the loop while shards are missing."""
 USE_S = 60.0

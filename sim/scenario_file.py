@@ -26,7 +26,7 @@ MAX_CHARACTERS = 1 << 20
 _NUMBERED = re.compile(r"^peers\[(\d+)\]")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,24}")
 
-TESTNET_KEYS = ("partitions", "bootstrap", "begins", "admission", "busy_programs")
+TESTNET_KEYS = ("partitions", "bootstrap", "begins", "admission", "busy_programs", "text_shards")
 """Fields of a scenario that only a testnet of real peers supports (``lab.scenario``)."""
 
 TESTNET_GROUP_KEYS = (

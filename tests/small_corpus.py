@@ -99,12 +99,12 @@ def dialogue_rows(
 def stored_dialogues(
     dialogues: list[list[dict[str, str]]],
     sequence_length: int,
-    template: ChatTemplate | None = None,
+    rendered_by: ChatTemplate | None = None,
     store: ShardStore | None = None,
     **fields: object,
 ) -> tuple[dict[str, object], ShardIndex]:
     """Store dialogues as ``stored_text``, in the built-in template unless another is given; a few rows are held out."""
-    rows = dialogue_rows(dialogues, sequence_length, template)
+    rows = dialogue_rows(dialogues, sequence_length, rendered_by)
     held_out = max(1, len(rows) // 20)
     described = {"template": "chatml", "end_of_turn": "<|im_end|>"} | fields
     return stored_text(rows[held_out:], rows[:held_out], sequence_length, sequence_length, store, **described)

@@ -1,12 +1,10 @@
-"""Corpus: text from any source becomes numbered token sequences, without coordination between peers.
+"""An author's text: read once, tokenized, divided into training and held-out shards.
 
-``open_corpus`` runs the whole pipeline: the manifest's tokenizer (``tokenizer``) turns the manifest's text
-(``sources``) into one array of token ids, cached on disk and memory-mapped (``stream``); arithmetic cuts it into
-training and held-out sequences, the same on every machine (``split``). The result is a ``Corpus``: sequences by number.
+``own_text`` creates a run. Its sources (``author_text``) are read from any position (``reading``; rows of jsonl and
+parquet in ``rows``, data sets in ``hub``) and encoded on all cores (``tokenizing``, ``stream``, ``tokenizer``);
+``parts`` decides what is held out. Dialogues are rendered by a chat template (``chat_template``, ``chat_tokens``), wait
+in a ``spool`` and are packed into rows of one sequence each (``packed_stream``). ``shard_text`` puts this together,
+``unfinished`` lets a stopped one go on, ``checking`` looks at the result before it is signed.
 
-A corpus of ``dialogues`` is rendered by the run's ``chat_template``, encoded (``chat_tokens``) and packed into rows of
-one sequence each (``packing``, ``packed_stream``), which also say what is predicted.
-
-Which sequences a peer reads is a pure function of (seed, peer id, step) (``assign``, without torch). No server hands
-out data, a peer resumes at the exact token from its step counter, and its coverage is known.
+Peers use little of this: files by digest (``file_store``), and tokenizer and template to show text.
 """

@@ -9,8 +9,7 @@ import numpy as np
 
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.data.rows import TextCounts
-from p2ptrain.data.sources import TextChunk
-from p2ptrain.data.stream import EncodedText
+from p2ptrain.data.stream import Cut, EncodedText
 from p2ptrain.data.tokenizer import Tokenizer
 
 SAMPLE_CHARACTERS = 1 << 16
@@ -27,7 +26,7 @@ SHOWN_CHARACTERS = 20
 
 
 class FidelityCheck:
-    """Counts of one corpus while its token stream is built. The two iterators pass their items on unchanged.
+    """Counts of one corpus while it is tokenized. The two iterators pass their items on unchanged.
 
     Args:
         tokenizer: of the stream.
@@ -61,7 +60,7 @@ class FidelityCheck:
         self._replaced = state["replaced"]
         self._sampled = sum(map(len, self._sample))
 
-    def reading(self, pieces: Iterable[TextChunk]) -> Iterator[TextChunk]:
+    def reading(self, pieces: Iterable[Cut]) -> Iterator[Cut]:
         """Remember the start of the text as pairs of lines."""
         for piece in pieces:
             self.sample(piece.text)

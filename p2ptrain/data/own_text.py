@@ -24,7 +24,7 @@ from p2ptrain.data.sources import InterruptedCorpusError, file_digest
 from p2ptrain.data.text_summary import SUMMARY_FILE
 from p2ptrain.data.tokenizer import Tokenizer, download_tokenizer, load_tokenizer
 from p2ptrain.data.tokenizing import Tell
-from p2ptrain.data.unfinished import SHARDS_FOLDER, Unfinished
+from p2ptrain.data.unfinished import SHARDS_FOLDER, UNFINISHED, Unfinished
 from p2ptrain.data.weight_files import adopt
 from p2ptrain.manifest import PRESETS, Manifest, create_run, name_change, preset, with_changes
 from p2ptrain.manifest.continuing import continued, nearest_preset
@@ -120,6 +120,8 @@ def create(directory: Path, wanted: Wanted, tell: Tell) -> NewRun:
     name = preset_name or "demo"
     corpora = wanted.corpora or _usual_text(wanted, found.file)
     if not corpora:
+        if files.exists(directory / UNFINISHED):
+            Unfinished(directory, None).forget(is_all=True)
         return NewRun(create_run(directory, name, changes), "", None)
     changes["corpus"] = corpus_table(None, "")
     drafted = with_changes(preset(name, _NO_AUTHOR), changes)  # a wrong name or length, before the text is read

@@ -1,18 +1,16 @@
-"""Files of text, as chunks of at most about a megabyte, and their digests."""
+"""Files that an author or owner names: what is wrong with them, whether they change, and their digests."""
 
 from __future__ import annotations
 
 import codecs
 import contextlib
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, TextIO
 
 from p2ptrain.base import files
 from p2ptrain.base.errors import CorpusError, WeightsError
 from p2ptrain.base.text import one_line, printable
-from p2ptrain.data.rows import TextCounts, jsonl_rows, parquet_rows, texts
 from p2ptrain.data.unpacking import RowFile, UnreadableError
 
 PIECE_CHARACTERS = 1 << 18
@@ -31,32 +29,6 @@ BINARY_HEAD_BYTES = 8_000
 
 class InterruptedCorpusError(CorpusError):
     """A source stopped midway for a reason that may pass; the next start goes on where it was."""
-
-
-class TextChunk(NamedTuple):
-    """Consecutive text of one document."""
-
-    text: str
-    ends_document: bool
-
-
-def file_pieces(path: Path, file_format: str, text_field: str, counts: TextCounts) -> Iterator[TextChunk]:
-    """Yield the whole text of a local file, in order.
-
-    Args:
-        path: UTF-8 text, or rows with a column of text.
-        file_format: text, jsonl or parquet.
-        text_field: the column.
-        counts: rows are counted here while the text is read.
-
-    Raises CorpusError.
-    """
-    counts.where = printable(path)
-    if file_format == "text":
-        return _text_file_pieces(path)
-    if file_format == "jsonl":
-        return _cut(text for _, text in texts(jsonl_rows(path, text_field), "line", counts))
-    return _cut(text for _, text in texts(parquet_rows(path, text_field), "row", counts))
 
 
 @contextlib.contextmanager
@@ -129,16 +101,6 @@ def check_digest(path: Path, expected: str, what: str) -> None:
         )
 
 
-def _text_file_pieces(path: Path) -> Iterator[TextChunk]:
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            yield from _text_pieces(file)
-    except UnicodeDecodeError as error:
-        raise not_text(path, error) from error
-    except OSError as error:
-        raise unreadable_text(path, error) from error
-
-
 def not_text(file: RowFile, error: UnicodeDecodeError) -> CorpusError:
     """Return the error of a file that is not UTF-8."""
     name = printable(f"{file}")
@@ -166,13 +128,6 @@ def _is_binary(file: RowFile) -> bool:
     return b"\0" in head and not head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE))
 
 
-def _text_pieces(file: TextIO) -> Iterator[TextChunk]:
-    """Yield one document in chunks that end at line ends, or anywhere within lines that are longer than a chunk."""
-    while text := file.read(PIECE_CHARACTERS):
-        text += file.readline(PIECE_CHARACTERS)
-        yield TextChunk(text, ends_document=False)
-
-
 @contextlib.contextmanager
 def hub_errors(where: str, then: str) -> Iterator[None]:
     """Turn the errors of reading a data set into InterruptedCorpusError, except other CorpusErrors.
@@ -193,11 +148,3 @@ def hub_errors(where: str, then: str) -> Iterator[None]:
             f" or you are logged in (`hf auth login`); then start again: {then}. If it"
             " stops there again, tell the run's author that the data set is damaged.",
         ) from error
-
-
-def _cut(documents: Iterable[str]) -> Iterator[TextChunk]:
-    """Yield the chunks of every document."""
-    for text in documents:
-        for start in range(0, len(text), PIECE_CHARACTERS):
-            end = start + PIECE_CHARACTERS
-            yield TextChunk(text[start:end], ends_document=end >= len(text))

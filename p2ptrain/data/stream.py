@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from p2ptrain.data.sources import PIECE_CHARACTERS, TextChunk
+from p2ptrain.data.sources import PIECE_CHARACTERS
 from p2ptrain.data.tokenizer import Tokenizer
 
 BORDER_CHARACTERS = 4096
@@ -48,19 +48,19 @@ class EncodedText(NamedTuple):
 
 
 def tokenize(
-    pieces: Iterable[TextChunk],
+    cuts: Iterable[Cut],
     tokenizer: Tokenizer,
     most_tokens: int | None,
     prefix: Sequence[int] = (),  # ids before each document
 ) -> Iterator[EncodedText]:
-    """Yield the ids of all chunks in order, a separator after each document, at most ``most_tokens`` in total.
+    """Yield the ids of all texts in order, a separator after each document, at most ``most_tokens`` in total.
 
     The ids are those of whole documents, if the tokenizer separates words at ``BORDERS``.
     """
     left = most_tokens
     if left == 0:
         return
-    for batch in _batches(_cut_between_words(pieces)):
+    for batch in _batches(cuts):
         for cut, ids in zip(batch, encode_cuts(batch, tokenizer), strict=True):
             if cut.begins and prefix:
                 ids = np.insert(ids, 0, prefix)
@@ -94,19 +94,6 @@ def border(text: str) -> int:
         if places := [found.start() for found in each.finditer(text, start)]:
             return places[-1]
     return len(text)
-
-
-def _cut_between_words(pieces: Iterable[TextChunk]) -> Iterator[Cut]:
-    context = held = ""
-    begins = True
-    for piece in pieces:
-        text = held + piece.text
-        end = len(text) if piece.ends_document else border(text)
-        cut = Cut(context, text[:end], begins, piece.ends_document)
-        yield cut
-        held, context, begins = text[end:], cut.after, piece.ends_document
-    if held:
-        yield Cut(context, held, begins, ends=False)
 
 
 def _batches(cuts: Iterable[Cut]) -> Iterator[list[Cut]]:

@@ -66,7 +66,7 @@ OVERALL = RateLimit(burst=256.0 * SHARD_BYTES, per_s=SHARD_BYTES / 2.0)
 """Bytes sent to all peers, where the owner has no lower cap: a peer sends on average what it takes. Guess: how many
 newcomers a run has in an hour."""
 OF_A_BOOTSTRAP = RateLimit(burst=1024.0 * SHARD_BYTES, per_s=4.0 * SHARD_BYTES)
-"""The same of a bootstrap, whose caps its owner sets: 134 Mbit/s."""
+"""Bytes that a bootstrap, whose caps its owner sets, sends to all peers: 134 Mbit/s."""
 
 
 class ShardServer(PieceServer):

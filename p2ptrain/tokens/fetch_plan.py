@@ -11,7 +11,7 @@
 
 So each shard leaves a bootstrap about once, however many peers begin at once. What sources say of themselves only
 directs the first question. A source that does not send what it said, or nothing in time, is asked again after a
-growing pause; one that sends a false shard, after a long one. A shard that strangers failed to send twice is asked of
+growing pause; one that sends a false shard, after a long one. A shard that several strangers failed to send is asked of
 sources that have sent a shard before, of the mirror or the bootstrap. The shell fetches, and checks digests.
 """
 
@@ -36,7 +36,7 @@ AHEAD_LEAST = 4
 PATIENCE_S = (4.0, 60.0)
 """Longest wait for another peer before a mirror or bootstrap is asked: if training waits for the shard, and if it does
 not. The wait is drawn between half of it and all. Guess: bench/carry.py with others."""
-SPREAD_S = 6.0
+SPREAD_S = 60.0
 """Longest wait before a bootstrap is asked for a shard that no peer has, and that training does not wait for yet: peers
 that need it, too, learn that it is coming."""
 LOOK_S = 5.0
@@ -56,7 +56,7 @@ FALSE_S = 3600.0
 """Pause after a source sent a false shard: four megabytes for nothing."""
 TRUSTED_FALSE_S = 300.0
 """Pause after a mirror or bootstrap sent a false shard."""
-MOST_DOUBTS = 2
+MOST_DOUBTS = 5
 """Failures of strangers after which a shard is asked of proven sources."""
 FIRST_BYTES_PER_S = 500e3
 """Assumed speed of an unmeasured source: 4 Mbit/s, a share of a home's uplink."""

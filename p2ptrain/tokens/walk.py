@@ -123,10 +123,6 @@ class Walk:
             yield range(begin, begin + self._sequences(window)), shards
             window = self._after(window)
 
-    def is_within(self, step: int, per_step: int, held: frozenset[int] | set[int]) -> bool:
-        """Return whether all shards that an inner step reads are among the ``held`` ones."""
-        return all(place.shard in held for place in self.sequences(step, per_step))
-
     def _place(self, position: int) -> Place:
         window = self._window(position)
         key, length, begins = self._order(window)

@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from p2ptrain.base.errors import CorpusError
-from p2ptrain.data.author_text import detected_format
+from p2ptrain.data.author_text import find_source
 from p2ptrain.data.fidelity import FidelityCheck
+from p2ptrain.data.reading import SourceReader
 from p2ptrain.data.rows import ColumnError, TextCounts
-from p2ptrain.data.sources import file_pieces, unchanged
-from p2ptrain.data.stream import tokenize
+from p2ptrain.data.sources import unchanged
+from p2ptrain.data.stream import Cut, tokenize
 from p2ptrain.data.tokenizer import Tokenizer
 
 
@@ -38,17 +39,14 @@ class TextFile:
 
         Raises CorpusError if the file is unreadable, empty, no text, changes meanwhile or is unknown to the tokenizer.
         """
-        kind = detected_format(self.path)
-        if kind == "text" and self.text_field != "text":
-            raise CorpusError(
-                f"{self.path} is plain text, which has no column {self.text_field!r}.",
-                "Omit --text-field, or name a jsonl or parquet file.",
-            )
+        source = find_source(str(self.path), self.text_field, wants_dialogues=False)
+        is_plain = source.formats == "text"
+        reader: SourceReader[Cut] = SourceReader(source)
         check = FidelityCheck(self.tokenizer, self.counts)
         with unchanged(self.path), _explained():
-            pieces = check.reading(file_pieces(self.path, kind, self.text_field, self.counts))
-            prefix = self.tokenizer.prefix
-            for chunk in check.writing(tokenize(pieces, self.tokenizer, self.most_tokens, prefix)):
+            cuts = (each._replace(ends=each.ends and not is_plain) for each in iter(reader.next, None))
+            found = tokenize(check.reading(cuts), self.tokenizer, self.most_tokens, self.tokenizer.prefix)
+            for chunk in check.writing(found):
                 if not len(chunk.ids):
                     continue
                 if not self.tokens:
@@ -57,7 +55,6 @@ class TextFile:
                 is_cut = self.tokens == self.most_tokens
                 self.text_bytes += bytes_of(self.tokenizer, chunk.ids.tolist()) if is_cut else chunk.text_bytes
                 yield chunk.ids
-            self.counts.check()
         if not self.tokens:
             raise CorpusError(f"{self.path} contains no text.", "Name a file with text.")
         self.warnings = list(check.warnings())

@@ -12,18 +12,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from bootstrap import app, cli, run_files
 from p2ptrain.admission.author import LINK_FILE
-from p2ptrain.base.errors import CorpusError, JoinLinkError, UserError
+from p2ptrain.base.errors import JoinLinkError, UserError
 from p2ptrain.data import weight_files
+from p2ptrain.data.file_store import FileStore
 from p2ptrain.manifest import JoinLink, SignedManifest, create_run, sign_run
 from p2ptrain.net.address import with_peer
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.relay.relay import FOR_A_SERVER, NO_RELAY, RelayLimits
 from p2ptrain.net.throttle import MBIT, Throttles
+from p2ptrain.tokens.store import ShardStore
+from p2ptrain.tokens.writing import ShardWriter
 
 HERE = "/ip4/8.8.8.8/tcp/31337"
 
@@ -97,7 +101,7 @@ def test_caps_are_for_all_services_together(
     monkeypatch.setattr(app, "serve_manifest", service("manifest", 2))
     monkeypatch.setattr(app, "serve_reach", nothing)
     monkeypatch.setattr(app, "Relay", SimpleNamespace(start=service("relay", 2)))
-    monkeypatch.setattr(app.EntryPoint, "_serve_files", nothing)
+    monkeypatch.setattr(app.EntryPoint, "_serve", nothing)
     identity = Identity.load_or_create(tmp_path / "identity.key")
 
     class Admission:
@@ -156,34 +160,34 @@ def test_the_command_line_takes_the_caps_of_a_peers_settings(tmp_path: Path, mon
     assert len(ran) == 2
 
 
-def test_unusable_files_are_refused_before_anything_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that a bad file stops the bootstrap of its author, not every peer."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    identity = Identity.load_or_create(tmp_path / "identity.key")
-    said: list[str] = []
+def test_the_text_of_the_run_folder_is_served(tmp_path: Path) -> None:
+    run, said = tmp_path / "run", list[str]()
+    writer = ShardWriter(ShardStore(run / "shards"), 2)
+    for is_training in (True, False):
+        writer.add(np.arange(5000 + is_training) % 256, is_training)
+    index = writer.finish(32)
+    tokens = {"training_tokens": index.training_tokens, "held_out_tokens": index.held_out_tokens}
+    create_run(tmp_path / "made", "demo", {"corpus": {"kind": "shards", "root": index.root, **tokens}})
+    signed = sign_run(tmp_path / "made").signed
+    options = replace(place(tmp_path), run=run)
 
-    def served(content: bytes, changes: dict[str, Any], **given: Path) -> None:
-        number = len([*tmp_path.iterdir()])
-        where = tmp_path / f"run-{number}"
-        changes = {name: value | {"sha256": hashlib.sha256(content).hexdigest()} for name, value in changes.items()}
-        create_run(where, "demo", changes)
-        options = replace(place(tmp_path, **given), run=where)
-        app.EntryPoint(options, sign_run(where).signed, identity, lambda tag, text: said.append(text))
+    def served() -> dict[str, Path]:
+        return run_files.files_to_serve(options, signed, lambda tag, text: said.append(text))
 
-    file = tmp_path / "text"
-    corpus: dict[str, Any] = {"corpus": {"kind": "file", "format": "jsonl"}}
-    for content, problem in ((b"", "empty file"), (b'{"body": ""}\n', "'body'"), (b'{"text": "short"}', "too short")):
-        file.write_bytes(content)
-        with pytest.raises(CorpusError, match=problem):
-            served(content, corpus, data=file)
-    for given in ("data", "tokenizer"):
-        with pytest.raises(CorpusError, match=rf"--{given} names .*\n.*init NEW_RUN --corpus FILE --tokenizer FILE"):
-            served(b"", {}, **{given: file})
+    def server() -> object:
+        return run_files.shards_to_serve(run, signed, served(), Throttles(), lambda tag, text: said.append(text))
+
+    assert server() is None
+    assert said == ["the run's index is not here: copy files from the author's run folder"]
+    said.clear()
+    FileStore(run / "files").add(index.root, index.to_bytes())
+    assert server() is not None
     assert said == []
-    content = b'{"text": "a long text"}\n' * 99
-    file.write_bytes(content)
-    served(content, corpus, data=file)
-    assert "peers that lack the run's corpus get it here" in said
+    ShardStore(run / "shards").path(index.digests[0]).unlink()
+    assert server() is not None
+    assert said[0].startswith("1 of the text's 2 shards are in")
+    (run / "files" / index.root).write_bytes(b"edited")
+    assert served() == {}
 
 
 def test_initial_weights_are_served_if_all_together_are_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

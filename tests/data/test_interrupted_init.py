@@ -15,6 +15,7 @@ import pytest
 
 from p2ptrain.base.errors import CorpusError, UserError
 from p2ptrain.data import shard_text, spool, tokenizing
+from p2ptrain.data.own_text import Wanted, create
 from p2ptrain.data.sources import InterruptedCorpusError
 from p2ptrain.data.unfinished import Unfinished
 from p2ptrain.tokens import index, writing
@@ -184,6 +185,17 @@ def test_bad_input_leaves_nothing_of_a_stopped_init(tmp_path: Path, texts: list[
     with pytest.raises(CorpusError, match=r"z\.txt is not UTF-8"):
         build(tmp_path / "run", *texts)
     assert [each.name for each in (tmp_path / "run").iterdir()] == ["mine"]
+
+
+def test_a_run_without_text_forgets_a_stopped_one(tmp_path: Path, texts: list[Path]) -> None:
+    def stop(tokens: int, share: float) -> None:
+        if tokens > 10_000:
+            raise STOPPED
+
+    with pytest.raises(STOPPED):
+        build(tmp_path / "run", *texts, tell=stop)
+    create(tmp_path / "run", Wanted(), stop)
+    assert sorted(each.name for each in (tmp_path / "run").iterdir()) == ["manifest.toml", "run.key"]
 
 
 def test_shards_that_were_there_before_stay(tmp_path: Path) -> None:

@@ -1,12 +1,11 @@
 """Text becomes ids: documents, separators and limits."""
 
-from p2ptrain.data.sources import TextChunk
-from p2ptrain.data.stream import tokenize
+from p2ptrain.data.stream import Cut, tokenize
 from p2ptrain.data.tokenizer import ByteTokenizer
 
 
 def test_separators_follow_documents_and_the_limit_holds():
-    pieces = [TextChunk("ab", False), TextChunk("c", True), TextChunk("de", True)]
+    pieces = [Cut("", "ab", True, False), Cut("ab", "c", False, True), Cut("", "de", True, True)]
     whole = b"abc\0de\0"
     for limit in range(1, 9):
         chunks = list(tokenize(pieces, ByteTokenizer(), limit))
@@ -18,7 +17,12 @@ def test_separators_follow_documents_and_the_limit_holds():
 
 
 def test_each_document_begins_with_the_prefix_once():
-    pieces = [TextChunk("ab", False), TextChunk("c", True), TextChunk("", True), TextChunk("d", False)]
+    pieces = [
+        Cut("", "ab", True, False),
+        Cut("ab", "c", False, True),
+        Cut("", "", True, True),
+        Cut("", "d", True, False),
+    ]
     whole = b"\1\2abc\0\1\2\0\1\2d"
     for limit in (*range(1, 13), None):
         chunks = list(tokenize(pieces, ByteTokenizer(), limit, (1, 2)))

@@ -9,8 +9,8 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from p2ptrain.base.errors import CorpusError
-from p2ptrain.data import stream
-from p2ptrain.data.sources import TextChunk
+from p2ptrain.data import reading, stream
+from p2ptrain.data.author_text import find_source
 from p2ptrain.data.tokenizer import BORDER_MARK, SPECIAL_MARK, JsonTokenizer, load_tokenizer, read_tokenizer
 from p2ptrain.manifest.sources import FileTokenizer
 
@@ -289,36 +289,47 @@ def test_a_panic_of_the_library_is_an_error_of_the_file(load):
         load(outline | {"pre_tokenizer": {"type": "FixedLength", "length": 0}})
 
 
-def pieces(text: str, size: int) -> list[TextChunk]:
-    return [TextChunk(text[start : start + size], ends_document=False) for start in range(0, len(text), size)]
+@pytest.fixture
+def cuts(tmp_path, monkeypatch):
+    """``cuts(text, size)``: a document in pieces of about that many bytes."""
+
+    def cuts(text: str, size: int) -> list[stream.Cut]:
+        for name in ("LEAST_PIECE_BYTES", "MOST_PIECE_BYTES"):
+            monkeypatch.setattr(reading, name, size)
+        (tmp_path / "text").write_text(text)
+        reader = reading.SourceReader(find_source(str(tmp_path / "text"), "", False))
+        return [*iter(reader.next, None)]
+
+    return cuts
 
 
-def all_ids(chunks: list[TextChunk], tokenizer: JsonTokenizer) -> np.ndarray:
-    return np.concatenate([chunk.ids for chunk in stream.tokenize(chunks, tokenizer, None)])
+def all_ids(found: list[stream.Cut], tokenizer: JsonTokenizer) -> np.ndarray:
+    return np.concatenate([chunk.ids for chunk in stream.tokenize(found, tokenizer, None)])
 
 
 @EVERY
 @pytest.mark.parametrize("size", [50, 61, 1000])
 @pytest.mark.parametrize("text", ["the cat sat on the mat\n\n" * 40, "the\ncat\n\nsat\n" * 60, "the cat  on \n" * 50])
-def test_chunks_give_the_ids_of_the_whole_document(load, make, size, text):
+def test_pieces_give_the_ids_of_the_whole_document(load, cuts, make, size, text):
     """Also the prefix space, which a tokenizer puts at the start of all that it is given."""
     loaded = load(make())
-    found = all_ids(pieces(text, size), loaded)
-    assert found.tolist() == ids(loaded, text)
+    end = [] if loaded.separator is None else [loaded.separator]
+    assert all_ids(cuts(text, size), loaded).tolist() == [*ids(loaded, text), *end]
 
 
-def test_a_chunk_never_joins_the_document_before_it(load):
+def test_a_piece_never_joins_the_document_before_it(load):
     loaded = load(unigram())
-    chunks = [TextChunk("the ca", False), TextChunk("t", True), TextChunk("the", True)]
-    found = all_ids(chunks, loaded).tolist()
-    assert found == [*ids(loaded, "the cat"), 1, *ids(loaded, "the"), 1]
+    found = [stream.Cut("", "the ca", True, False), stream.Cut("the ca", "t", False, True)]
+    found.append(stream.Cut("", "the", True, True))
+    assert all_ids(found, loaded).tolist()[-2:] == [*ids(loaded, "the"), 1]
 
 
-def test_text_without_borders_is_cut_anyway(load, monkeypatch):
+def test_text_without_borders_is_cut_anyway(load, cuts, monkeypatch):
     monkeypatch.setattr(stream, "BORDER_CHARACTERS", 20)
     loaded = load(byte_level())
-    found = all_ids(pieces("日本語" * 100, 50), loaded)
-    assert loaded.decode(found.tolist()) == "日本語" * 100
+    found = cuts("日本語" * 100, 50)
+    assert len(found) > 10
+    assert loaded.decode(all_ids(found, loaded).tolist()).replace("<|endoftext|>", "") == "日本語" * 100
 
 
 def prepended() -> Tokenizer:

@@ -28,10 +28,9 @@ EVERYTHING = StartOptions(
     team=2,
     at="192.168.1.5:7007",
     nickname="Ada's",
-    data=Path("/data/my corpus.txt"),
-    tokenizer=Path("/data/tokenizer.json"),
-    weights=Path("/data/model"),
-    template=Path("/data/chat.jinja"),
+    weights=Path("/data/my model"),
+    mirror="hf:someone/text",
+    text_gb=2.5,
     listen=("/ip4/0.0.0.0/tcp/31337",),
     announce=("/ip4/203.0.113.7/tcp/31337", "/dns4/example.org/tcp/31337"),
     local=True,
@@ -59,7 +58,7 @@ def test_every_option_is_remembered_in_a_file_that_only_the_owner_can_read(tmp_p
 def test_the_options_are_shown_as_words_to_paste_without_the_token() -> None:
     words = EVERYTHING.words()
     assert "secret" not in " ".join(words)
-    assert words[words.index("--data") + 1] == "/data/my corpus.txt"
+    assert words[words.index("--weights") + 1] == "/data/my model"
     assert words.count("--announce") == 2
     assert {"--local", "--no-relay", "--share"} <= set(words)
     assert StartOptions().words() == []
@@ -69,10 +68,10 @@ def test_given_options_take_precedence_and_paths_become_absolute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    given = StartOptions(relay=True, local=False, data=Path("corpus.txt"), page_token="newer")
+    given = StartOptions(relay=True, local=False, weights=Path("model"), page_token="newer")
     both = merged(given, EVERYTHING)
     assert (both.relay, both.local, both.page, both.page_token) == (True, False, "0.0.0.0:8080", "newer")
-    assert both.data == tmp_path / "corpus.txt"
+    assert both.weights == tmp_path / "model"
     assert both.announce == EVERYTHING.announce
 
 

@@ -74,7 +74,7 @@ def test_a_gradient_in_fp16_is_right(tiny_run, monkeypatch):
     gradients = []
     for autocast in (None, torch.float16):
         task = tiny.task(autocast=autocast)
-        task._backward(tiny.corpus.batch([0, 1, 2, 3]))
+        task._backward(tiny.corpus.step_batch(1, "alice", 0, 4))
         gradients.append(task._gradient)
     exact, rounded = gradients
     assert (rounded - exact).norm() < 5e-3 * exact.norm()

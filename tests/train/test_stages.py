@@ -57,7 +57,7 @@ def test_stages_end_to_end_are_the_whole_model(architecture, count, autocast):
     models = built(case, count)
     assert torch.equal(torch.cat([model.flat.theta for model in models]), whole.theta)
     assert sum((model.flat.layout.names for model in models), ()) == whole.layout.names
-    batch = corpus(manifest).batch(list(range(4)))
+    batch = corpus(manifest).step_batch(1, "alice", 0, 4)
     losses = summed_loss(whole.module, batch, autocast), chained_loss(models, batch, autocast)
     assert torch.equal(*losses)
     for loss in losses:
@@ -96,7 +96,7 @@ def test_tied_embeddings_have_a_guest_on_the_last_stage(architecture):
     assert all(model.is_tied for model in models)
     assert torch.equal(torch.cat([model.flat.theta for model in models]), whole.theta)
     assert torch.equal(models[-1].guest, models[0].embedding)
-    batch = corpus(manifest).batch(list(range(4)))
+    batch = corpus(manifest).step_batch(1, "alice", 0, 4)
     losses = summed_loss(whole.module, batch, None), chained_loss(models, batch)
     assert torch.equal(*losses)
     for loss in losses:

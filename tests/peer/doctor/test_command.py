@@ -70,9 +70,9 @@ def test_a_port_that_nobody_named_may_be_in_use(tmp_path: Path, monkeypatch: pyt
     """Check a default port in use: a peer would take another one, and so does the doctor for its dial-back test."""
     listened_at: list[int | None] = []
 
-    def examine(link: object, home: object, port: int | None, local: bool) -> network.Examined:
+    def examine(link: object, home: object, port: int | None, local: bool, mirror: object) -> network.Examined:
         listened_at.append(port)
-        return network.Examined([], None, {})
+        return network.Examined([], None, {}, None)
 
     monkeypatch.setattr(network, "examine", examine)
     link = f"p2ptrain://{'a' * 64}@/ip4/127.0.0.1/tcp/1/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
@@ -136,7 +136,7 @@ def test_the_homes_settings_count(
     signed_run: Callable[..., SignedManifest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int
 ) -> None:
     """Check that the doctor plans with the device and the memory with which the peer of this home would start."""
-    monkeypatch.setattr(network, "examine", lambda *_: network.Examined([], signed_run(), {}))
+    monkeypatch.setattr(network, "examine", lambda *_: network.Examined([], signed_run(), {}, None))
     (tmp_path / "settings.toml").write_text('memory_gb = 0.25\ndevice = "cpu"\n')
     link = f"p2ptrain://{'a' * 64}@/ip4/127.0.0.1/tcp/1/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
     found = findings(link, "--home", str(tmp_path), "--port", str(free), expected=False)

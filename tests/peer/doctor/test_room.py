@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import shutil
@@ -11,23 +12,24 @@ from typing import Any
 
 import pytest
 import torch
-from p2ptrain.data.corpus import stream_key
 
 from p2ptrain.base.cgroups import CgroupLimits
 from p2ptrain.base.errors import HomeError
 from p2ptrain.manifest import Manifest, parameter_count, preset, with_changes
+from p2ptrain.tokens.store import ShardStore
 from p2ptrain.train import accelerator
 from peer.doctor import machine
 from peer.doctor.findings import FindingState
-from peer.space import CHECKPOINT_BYTES, SPARE_BYTES, check_space, home_bytes
+from peer.space import CHECKPOINT_BYTES, SPARE_BYTES, check_space, home_bytes, text_bytes, token_bytes
 
 TOKENS = 100_000_000
-HUB: dict[str, Any] = {"kind": "hub", "name": "someone/model", "revision": "1" * 40}
+CAP = 1e12
 
 
-def run(vocabulary: int = 256, tokenizer: dict[str, Any] | None = None, max_tokens: int = TOKENS) -> Manifest:
-    corpus = {"kind": "file", "sha256": "ab" * 32, "max_tokens": max_tokens, "validation_fraction": 0.1}
-    changes = {"model.config.vocab_size": vocabulary, "tokenizer": tokenizer or {"kind": "bytes"}, "corpus": corpus}
+def run(vocabulary: int = 256, template: str = "") -> Manifest:
+    corpus: dict[str, Any] = {"kind": "shards", "root": "ab" * 32, "training_tokens": TOKENS - 1000}
+    corpus |= {"held_out_tokens": 1000, "template": template}
+    changes = {"model.config.vocab_size": vocabulary, "tokenizer": {"kind": "bytes"}, "corpus": corpus}
     return with_changes(preset("demo", "ab" * 32), changes)
 
 
@@ -53,76 +55,82 @@ def test_a_peer_does_not_start_without_space_for_a_checkpoint_and_warns_if_there
 ) -> None:
     manifest, home, cache = run(), tmp_path / "home", tmp_path / "cache"
     each = CHECKPOINT_BYTES * parameter_count(manifest.model)
-    assert check_space(home, manifest, cache) == []
+    assert check_space(home, manifest, ShardStore(cache), CAP) == []
     disks["home"] = each - 1
     with pytest.raises(HomeError, match=r"takes 7\.1 MB, but only 7\.1 MB are free at .*/home, so"):
-        check_space(home, manifest, cache)
+        check_space(home, manifest, ShardStore(cache), CAP)
     disks["home"] = SPARE_BYTES + 3 * each
-    (warning,) = check_space(home, manifest, cache)
+    (warning,) = check_space(home, manifest, ShardStore(cache), CAP)
     assert warning.startswith(f"1.0 GB are free at {home}, but the home may take 1.0 GB. ")
     assert machine.disk(home, manifest)[0].state is FindingState.BAD
     for step in (1, 2):
         (home / f"checkpoints/step-0000000{step}").mkdir(parents=True)
-    assert check_space(home, manifest, cache) == []
+    assert check_space(home, manifest, ShardStore(cache), CAP) == []
     assert machine.disk(home, manifest)[0].state is FindingState.OK
-    disks["cache"] = TOKENS - 1
-    (warning,) = check_space(home, manifest, cache)
-    assert warning.startswith(f"100.0 MB are free at {cache}, but the run's tokens may take 100.0 MB. ")
+    disks["cache"] = 2 * TOKENS - 1
+    (warning,) = check_space(home, manifest, ShardStore(cache), CAP)
+    assert warning.startswith(f"200.0 MB are free at {cache}, but the run's text may take 200.0 MB. ")
 
 
 def test_checkpoints_and_tokens_may_share_a_disk(disks: dict[str, int], tmp_path: Path) -> None:
     (tmp_path / "home/cache").mkdir()
-    needed = home_bytes(tmp_path / "home", run()) + TOKENS
+    needed = home_bytes(tmp_path / "home", run()) + 2 * TOKENS
     for free, warnings in ((needed - 1, 1), (needed, 0)):
         disks["home"] = disks["cache"] = free
-        assert len(check_space(tmp_path / "home", run(), tmp_path / "home/cache")) == warnings
+        assert len(check_space(tmp_path / "home", run(), ShardStore(tmp_path / "home/cache"), CAP)) == warnings
 
 
 @pytest.mark.parametrize(
-    ("vocabulary", "tokenizer", "width"),
-    [(256, None, 1), (70_000, None, 1), (256, HUB, 1), (257, HUB, 2), (65_536, HUB, 2), (65_537, HUB, 4)],
+    ("vocabulary", "template", "width"),
+    [(256, "", 2), (65_536, "", 2), (65_537, "", 4), (16_384, "chatml", 2), (16_385, "chatml", 4)],
 )
-def test_tokens_need_their_width_on_the_disk_of_the_cache(
-    disks: dict[str, int], tmp_path: Path, vocabulary: int, tokenizer: dict[str, Any] | None, width: int
+def test_text_needs_its_width_on_the_disk_of_the_cache(
+    disks: dict[str, int], tmp_path: Path, vocabulary: int, template: str, width: int
 ) -> None:
-    manifest = run(vocabulary, tokenizer)
+    manifest = run(vocabulary, template)
     for free, state in ((width * TOKENS, FindingState.OK), (width * TOKENS - 1, FindingState.BAD)):
         disks["cache"] = free
-        (found,) = machine.cache(tmp_path / "cache", tmp_path / "home", manifest)
+        (found,) = machine.cache(ShardStore(tmp_path / "cache"), tmp_path / "home", manifest)
         assert (found.check, found.state) == ("cache", state)
-    assert f"the run's tokens may take {width * 100:.1f} MB" in found.found
+    assert f"the run's text may take {width * 100:.1f} MB" in found.found
     assert "XDG_CACHE_HOME" in found.fix
     assert machine.disk(tmp_path / "home", manifest)[0].state is FindingState.OK
 
 
-def test_tokens_that_are_there_need_no_room(disks: dict[str, int], tmp_path: Path) -> None:
-    manifest, disks["cache"] = run(), 0
-    assert machine.cache(tmp_path / "cache", tmp_path / "home", manifest)[0].state is FindingState.BAD
-    (tmp_path / "cache" / f"{stream_key(manifest.corpus, manifest.tokenizer)}.npy").touch()
-    assert machine.cache(tmp_path / "cache", tmp_path / "home", manifest)[0].state is FindingState.OK
+def test_text_takes_no_more_than_its_cap(disks: dict[str, int], tmp_path: Path) -> None:
+    store = ShardStore(tmp_path / "cache")
+    data = bytes(1000)
+    store.add(hashlib.sha256(data).hexdigest(), data)
+    assert token_bytes(store, run(), CAP) == 2 * TOKENS
+    assert token_bytes(store, run(), 5000) == 4000
+    assert token_bytes(store, run(), 500) == 0
+    assert text_bytes(None) > text_bytes(0.5) == 5e8
 
 
 def test_the_shipped_text_needs_none(disks: dict[str, int], tmp_path: Path) -> None:
     disks["cache"] = 10**7
-    assert machine.cache(tmp_path / "cache", tmp_path / "home", preset("demo", "ab" * 32))[0].state is FindingState.OK
+    assert (
+        machine.cache(ShardStore(tmp_path / "cache"), tmp_path / "home", preset("demo", "ab" * 32))[0].state
+        is FindingState.OK
+    )
 
 
 def test_home_and_tokens_on_one_disk_must_both_fit(disks: dict[str, int], tmp_path: Path) -> None:
     manifest = run()
     beside = tmp_path / "home" / "cache-to-be"
-    disks["home"] = home_bytes(tmp_path / "home", manifest) + TOKENS
-    assert machine.cache(beside, tmp_path / "home", manifest)[0].state is FindingState.OK
+    disks["home"] = home_bytes(tmp_path / "home", manifest) + 2 * TOKENS
+    assert machine.cache(ShardStore(beside), tmp_path / "home", manifest)[0].state is FindingState.OK
     disks["home"] -= 1
-    (found,) = machine.cache(beside, tmp_path / "home", manifest)
+    (found,) = machine.cache(ShardStore(beside), tmp_path / "home", manifest)
     assert found.state is FindingState.BAD
-    assert "the home and the run's tokens may take 1.1 GB" in found.found
+    assert "the home and the run's text may take 1.2 GB" in found.found
     assert machine.disk(tmp_path / "home", manifest)[0].state is FindingState.OK
 
 
 def test_a_cache_that_is_closed_to_us(disks: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     for manifest in (None, run()):
-        (found,) = machine.cache(tmp_path / "cache", tmp_path / "home", manifest)
+        (found,) = machine.cache(ShardStore(tmp_path / "cache"), tmp_path / "home", manifest)
         assert (found.state, "XDG_CACHE_HOME" in found.fix) == (FindingState.BAD, True)
 
 
