@@ -33,12 +33,9 @@ class InputFile(click.Path):
         path = UserPath(os.fsdecode(super().convert(value, param, ctx)))
         option = f"{param.opts[0]}: " if param is not None else ""
         if str(path).startswith(HUB):
-            is_argument = isinstance(param, click.Argument)
             raise UserError(
                 f"{option}{printable(path)} is on the hub, and this takes a file of this computer.",
-                "Download it, and name the file."
-                if is_argument
-                else "Omit the option: what a run names on the hub is downloaded.",
+                "Download it, and name the file.",
             )
         try:
             path.stat()

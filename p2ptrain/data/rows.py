@@ -1,7 +1,8 @@
 """Rows of jsonl and parquet files: the text of one column, in bounded memory.
 
 Only the column with the text is looked at; what other columns hold, and whether it changes, has no effect. A row
-without usable text is skipped and counted, so that one bad line does not cost the file.
+without usable text is skipped and counted, so that one bad line does not cost the file: pyarrow, which reads parquet
+here, gives up a file of jsonl for a broken line, a number, half a surrogate pair or a long row in it.
 """
 
 from __future__ import annotations

@@ -68,6 +68,31 @@ def test_a_step_that_was_to_follow_is_forgotten_while_there_is_no_trainer(plan, 
         assert not task.is_ahead
 
 
+def test_a_step_waits_until_its_text_is_here(plan, monkeypatch, in_own_process):
+    monkeypatch.setattr(remote_task, "TrainerHandle", InProcessTrainer)
+    here, asked = {0, 2}, []
+
+    def is_supplied(step: int) -> bool:
+        asked.append(step)
+        return step in here
+
+    with started(plan) as task:
+        task.is_supplied = is_supplied
+        task.follow_with(256.0)
+        task.inner_step(0.0)
+        assert not task.is_ahead  # the next one has no text
+        with pytest.raises(TrainerAwayError):
+            task.inner_step(256.0)
+        assert task.is_ready
+        here.add(1)
+        task.follow_with(512.0)
+        task.inner_step(256.0)
+        assert task.is_ahead
+        here.clear()
+        task.inner_step(512.0)  # which had begun
+        assert asked == [0, 1, 1, 1, 2]
+
+
 def test_a_rank_that_is_killed_takes_the_others_with_it_and_all_return(plan, monkeypatch, in_own_process):
     monkeypatch.setattr(trainer_supervisor, "PAUSE_S", (0.01, 0.01))
     losses = trained(plan)[0]
