@@ -248,6 +248,13 @@ class Connection:
             return  # others would only fail to dial; ``_moved`` announces the first address
         await self.node.directory.announce(presence)
 
+    async def announce_early(self) -> None:
+        """Announce this peer before the driver does, so that others that wait for text, too, find what it has."""
+        if self._announced is None:
+            presence = self.sign(Announce(PeerState.JOINING, 0, 0.0, settled=False))
+            self._announced = None  # only the driver's announcement is repeated where addresses change
+            await self.announce(presence)
+
     async def lookup(self) -> list[Presence]:
         return await self.node.directory.lookup()
 

@@ -36,7 +36,7 @@ from peer.token_supply import TokenSupply
 
 MAX_ASKED = 8
 """Peers that are asked for a file in one round, besides bootstraps. Guess: the share of peers that have it."""
-LOOKUP_S = 20.0
+LOOKUP_S = 8.0
 """Seconds for which a list of the peers is used before this peer is in the swarm, since a lookup moves some 100 kB."""
 
 
@@ -128,6 +128,7 @@ class RunFiles:
         """Return other peers. Raises NetworkError."""
         if self._network is not None and time.monotonic() - self._found_at >= LOOKUP_S:
             self._found_at = time.monotonic()
+            await self._network.connection.announce_early()
             records = await self._network.connection.lookup()
             me = self._network.identity.peer_id
             self._found = [(each.peer, each.addresses) for each in records if each.peer != me]

@@ -25,6 +25,8 @@ from p2ptrain.net.p2pd import daemon
 from p2ptrain.net.parallel_streams import ParallelStreams
 from p2ptrain.net.relay.relay import RelayLimits
 from p2ptrain.net.throttle import Throttles
+from p2ptrain.swarm import PeerState, Presence
+from p2ptrain.swarm.events import Announce
 from peer.network import Connection
 
 RUN = RunId("ab" * 32)
@@ -146,3 +148,24 @@ def test_the_swarm_has_no_known_size_while_p2pd_is_restarted(tmp_path: Path) -> 
     """The driver asks for it after a lookup, when the node may just have gone."""
     connection, _ = connection_of(tmp_path)
     assert connection.size == 0
+
+
+def test_a_peer_that_waits_for_text_is_announced_until_the_driver_announces_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announced: list[Presence] = []
+
+    async def announce(self: Connection, presence: Presence) -> None:
+        announced.append(presence)
+
+    monkeypatch.setattr(Connection, "announce", announce)
+
+    async def main() -> None:
+        connection, _ = connection_of(tmp_path)
+        await connection.announce_early()
+        await connection.announce_early()
+        connection.sign(Announce(PeerState.TRAINING, 3, 40.0, settled=True))
+        await connection.announce_early()
+
+    asyncio.run(main())
+    assert [(each.state, each.progress) for each in announced] == 2 * [(PeerState.JOINING, 0.0)]
