@@ -33,7 +33,7 @@ def write_text(folder: Path, manifest: Manifest, shards: int, seed: int) -> Mani
     index = writer.finish(manifest.training.sequence_length)
     (folder / FILES).mkdir(parents=True, exist_ok=True)
     (folder / FILES / index.root).write_bytes(index.to_bytes())
-    corpus = {"kind": "shards", "root": index.root}
+    corpus: dict[str, Any] = {"kind": "shards", "root": index.root}
     corpus |= {"training_tokens": index.training_tokens, "held_out_tokens": index.held_out_tokens}
     return with_changes(manifest, {"corpus": corpus})
 
