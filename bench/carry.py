@@ -1,4 +1,4 @@
-"""Who carries the text of a run: peers that join at once, on home lines, with one bootstrap.
+"""Load of a run's text on the lines of peers that join at once, with one bootstrap.
 
 Pure simulation (``bench.shard_swarm``) with the product's plan of fetches, order of shards and limits; lines carry
 nothing but shards. Prints a JSON line for each run, and writes docs/results/CARRY.md from such lines.
@@ -21,7 +21,7 @@ from unittest import mock
 import click
 
 from bench.results import FOLDER, replaced
-from bench.shard_swarm import CarryCase, SimulatedPeer, Swarm
+from bench.shard_swarm import CarryCase, FetchingPeer, Swarm
 from p2ptrain.tokens import walk
 from p2ptrain.tokens.index import SHARD_BYTES
 
@@ -69,7 +69,7 @@ def measure(case: CarryCase, seed: int) -> dict[str, float]:
     }
 
 
-def read_share(peers: Sequence[SimulatedPeer], shards: int) -> float:
+def read_share(peers: Sequence[FetchingPeer], shards: int) -> float:
     """Return the expected share of the text that some peer has read, as peers read a shard in orders of their own."""
     unread = (prod(1.0 - peer.read.get(shard, 0.0) for peer in peers) for shard in range(shards))
     return 1.0 - sum(unread) / shards

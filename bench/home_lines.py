@@ -11,22 +11,22 @@ MBIT = 1e6 / 8
 """Bytes per second of 1 Mbit/s."""
 
 
-class Line:
+class HomeLine:
     """One node's line."""
 
     def __init__(self, down_mbit_s: float, up_mbit_s: float) -> None:
         self.down, self.up = down_mbit_s * MBIT, up_mbit_s * MBIT
-        self.incoming: set[Transfer] = set()
-        self.outgoing: set[Transfer] = set()
+        self.incoming: set[LineTransfer] = set()
+        self.outgoing: set[LineTransfer] = set()
         self.sent_bytes = 0.0
 
 
 @dataclass(eq=False, slots=True)
-class Transfer:
+class LineTransfer:
     """Bytes on their way from one line to another."""
 
-    sender: Line
-    receiver: Line
+    sender: HomeLine
+    receiver: HomeLine
     done: Callable[[], None]
     left_bytes: float
     bytes_per_s: float = 0.0
@@ -34,7 +34,7 @@ class Transfer:
     version: int = 0
 
 
-class World:
+class LineWorld:
     """Virtual clock, and the lines' transfers."""
 
     def __init__(self) -> None:
@@ -51,13 +51,13 @@ class World:
             call()
         self.now = until_s
 
-    def send(self, transfer: Transfer) -> None:
+    def send(self, transfer: LineTransfer) -> None:
         transfer.since = self.now
         transfer.sender.outgoing.add(transfer)
         transfer.receiver.incoming.add(transfer)
         self._share(transfer.sender, transfer.receiver)
 
-    def end(self, transfer: Transfer) -> None:
+    def end(self, transfer: LineTransfer) -> None:
         """Take a transfer off its lines, whole or not."""
         self.settle(transfer)
         transfer.version += 1
@@ -65,14 +65,14 @@ class World:
         transfer.receiver.incoming.discard(transfer)
         self._share(transfer.sender, transfer.receiver)
 
-    def settle(self, transfer: Transfer) -> None:
+    def settle(self, transfer: LineTransfer) -> None:
         """Count what a transfer has carried until now."""
         moved = min(transfer.bytes_per_s * (self.now - transfer.since), transfer.left_bytes)
         transfer.left_bytes -= moved
         transfer.sender.sent_bytes += moved
         transfer.since = self.now
 
-    def _share(self, sender: Line, receiver: Line) -> None:
+    def _share(self, sender: HomeLine, receiver: HomeLine) -> None:
         for transfer in sender.outgoing | receiver.incoming:
             up = transfer.sender.up / len(transfer.sender.outgoing)
             down = transfer.receiver.down / len(transfer.receiver.incoming)
@@ -81,7 +81,7 @@ class World:
             transfer.version += 1
             self.after(transfer.left_bytes / transfer.bytes_per_s, self._ending(transfer, transfer.version))
 
-    def _ending(self, transfer: Transfer, version: int) -> Callable[[], None]:
+    def _ending(self, transfer: LineTransfer, version: int) -> Callable[[], None]:
         def end() -> None:
             if transfer.version == version:
                 transfer.left_bytes, transfer.sender.sent_bytes = 0.0, transfer.sender.sent_bytes + transfer.left_bytes

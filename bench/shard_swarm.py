@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
-from bench.home_lines import Line, Transfer, World
+from bench.home_lines import HomeLine, LineTransfer, LineWorld
 from p2ptrain.net import shard_service
 from p2ptrain.net.rate_limiter import RateLimiter
 from p2ptrain.tokens import walk
@@ -62,7 +63,7 @@ class Server:
     """A node that sends shards, with the limits of the shard protocol."""
 
     name: str
-    line: Line
+    line: HomeLine
     case: CarryCase
     is_bootstrap: bool = False
     paid: list[str] = field(default_factory=list)
@@ -75,7 +76,7 @@ class Server:
         overall = shard_service.OF_A_BOOTSTRAP if self.is_bootstrap else shard_service.OVERALL
         self.limiter = RateLimiter(shard_service.EACH, overall)
 
-    def begin(self, who: str, world: World, answer: Callable[[bool], None]) -> None:
+    def begin(self, who: str, world: LineWorld, answer: Callable[[bool], None]) -> None:
         """Answer whether a shard may be sent now; a bootstrap that is full answers when one has ended, or in time."""
         if self.admits(who, world.now):
             self.paid.append(who)
@@ -93,7 +94,7 @@ class Server:
 
             world.after(shard_service.QUEUE_S, give_up)
 
-    def end(self, who: str, world: World) -> None:
+    def end(self, who: str, world: LineWorld) -> None:
         self.paid.remove(who)
         self.served[who] = self.served.get(who, 0) + 1
         while self.waiting:
@@ -110,10 +111,10 @@ class Server:
         return self.limiter.admits(who, now, SHARD_BYTES)
 
 
-class SimulatedPeer:
+class FetchingPeer:
     """A peer: what it holds, what it fetches, and how long it waited."""
 
-    def __init__(self, swarm: Swarm, name: str, line: Line, lie: str, seed: int) -> None:
+    def __init__(self, swarm: Swarm, name: str, line: HomeLine, lie: str, seed: int) -> None:
         case = swarm.case
         self.swarm, self.world, self.name, self.line, self.lie = swarm, swarm.world, name, line, lie
         self.server = Server(name, line, case)
@@ -121,8 +122,8 @@ class SimulatedPeer:
         self.walk = swarm.walk_of(name)
         self.here: set[int] = set()
         self.told: dict[str, tuple[frozenset[int], frozenset[int]]] = {}
-        self.known: list[SimulatedPeer] = []
-        self.transfers: dict[ShardFetch, Transfer | None] = {}
+        self.known: list[FetchingPeer] = []
+        self.transfers: dict[ShardFetch, LineTransfer | None] = {}
         self.joined_at = self.waits_since = swarm.world.now
         self.begun_at: float | None = None
         """When its first inner step was possible."""
@@ -286,13 +287,14 @@ class SimulatedPeer:
                 self.finish(fetch, None, FetchOutcome.BUSY)
             else:
                 outcome = FetchOutcome.FALSE if lie else FetchOutcome.WHOLE
-                transfer = Transfer(server.line, self.line, lambda: self.finish(fetch, transfer, outcome), SHARD_BYTES)
+                done = partial(self.finish, fetch)
+                transfer = LineTransfer(server.line, self.line, lambda: done(transfer, outcome), SHARD_BYTES)
                 self.transfers[fetch] = transfer
                 self.world.send(transfer)
 
         return begin
 
-    def finish(self, fetch: ShardFetch, transfer: Transfer | None, outcome: FetchOutcome) -> None:
+    def finish(self, fetch: ShardFetch, transfer: LineTransfer | None, outcome: FetchOutcome) -> None:
         del self.transfers[fetch]
         if transfer is not None:
             if transfer in transfer.receiver.incoming:
@@ -312,14 +314,14 @@ class Swarm:
     """All peers of one case, and the nodes that have all shards."""
 
     def __init__(self, case: CarryCase, seed: int) -> None:
-        self.case, self.seed, self.rng, self.world = case, seed, Random(seed), World()
+        self.case, self.seed, self.rng, self.world = case, seed, Random(seed), LineWorld()
         self.shards = -(-case.corpus_tokens * 2 // SHARD_BYTES)
         self.held_out = range(self.shards, self.shards + case.held_out_shards)
         self.everything = frozenset(range(self.held_out.stop))
-        self.bootstrap = Server(BOOTSTRAP, Line(1000.0, case.bootstrap_mbit_s), case, is_bootstrap=True)
-        self.mirror = _Open(MIRROR, Line(1000.0, case.mirror_mbit_s), case) if case.mirror_mbit_s else None
-        self.peers: list[SimulatedPeer] = []
-        self._by_name: dict[str, SimulatedPeer] = {}
+        self.bootstrap = Server(BOOTSTRAP, HomeLine(1000.0, case.bootstrap_mbit_s), case, is_bootstrap=True)
+        self.mirror = MirrorServer(MIRROR, HomeLine(1000.0, case.mirror_mbit_s), case) if case.mirror_mbit_s else None
+        self.peers: list[FetchingPeer] = []
+        self._by_name: dict[str, FetchingPeer] = {}
         liars = set(self.rng.sample(range(case.peers), round(case.adversarial * case.peers)))
         homes = self._homes(case.peers)
         for number in range(case.peers):
@@ -362,7 +364,7 @@ class Swarm:
 
     def _joining(self, number: int, home: Sequence[float], lie: str) -> Callable[[], None]:
         def join() -> None:
-            peer = SimulatedPeer(self, f"peer {number}", Line(home[1], home[2]), lie, self.seed)
+            peer = FetchingPeer(self, f"peer {number}", HomeLine(home[1], home[2]), lie, self.seed)
             self.peers.append(peer)
             self._by_name[peer.name] = peer
 
@@ -372,8 +374,8 @@ class Swarm:
         return lambda: self.rng.choice([each for each in self.peers if each.is_alive]).leave()
 
 
-class _Open(Server):
-    """A mirror, which serves whoever asks."""
+class MirrorServer(Server):
+    """A mirror, which serves anyone who asks."""
 
     def admits(self, who: str, now: float) -> bool:
         return True

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench import carry
-from bench.home_lines import MBIT, Line, Transfer, World
+from bench.home_lines import MBIT, HomeLine, LineTransfer, LineWorld
 from bench.shard_swarm import CarryCase, Swarm
 from p2ptrain.tokens.index import SHARD_BYTES
 
@@ -18,11 +18,11 @@ FEW = CarryCase(peers=8, joining_s=5.0, corpus_tokens=20_000_000, duration_s=600
 
 
 def test_transfers_share_a_line_equally() -> None:
-    world, ends = World(), dict[str, float]()
-    sender, slow, fast = Line(100.0, 8.0), Line(2.0, 8.0), Line(100.0, 8.0)
+    world, ends = LineWorld(), dict[str, float]()
+    sender, slow, fast = HomeLine(100.0, 8.0), HomeLine(2.0, 8.0), HomeLine(100.0, 8.0)
 
-    def begin(name: str, receiver: Line, size_bytes: float) -> None:
-        world.send(Transfer(sender, receiver, lambda: ends.setdefault(name, world.now), size_bytes))
+    def begin(name: str, receiver: HomeLine, size_bytes: float) -> None:
+        world.send(LineTransfer(sender, receiver, lambda: ends.setdefault(name, world.now), size_bytes))
 
     begin("slow", slow, 2 * MBIT)  # at 2 Mbit/s, the receiver's share
     begin("fast", fast, 8 * MBIT)  # at 4 Mbit/s for a second, then at 8

@@ -43,7 +43,7 @@ PIECE_BYTES = 256 << 10
 """Size of a piece: two seconds at 1 Mbit/s, so that a slow source is soon noticed."""
 MOST_SERVED = 3
 """Shards sent at once: the first of them soon arrives and is passed on. Of 100 peers that begin at once, the median
-begins after 9 s; with 6 at once, after 14 s (docs/results/CARRY.md)."""
+begins after 9 s in simulation, with 6 at once after 14 s (bench/carry.py)."""
 QUEUE_S, MOST_WAITING = 10.0, 24
 """How long, and how many, may wait at a bootstrap until it has sent another shard: who has got least comes first. All
 others hear that the node is busy, and ask elsewhere. If all had to ask again, some of 100 peers would try for a
