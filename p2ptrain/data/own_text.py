@@ -153,8 +153,9 @@ def create(directory: Path, wanted: Wanted, tell: Tell) -> NewRun:
     except InterruptedCorpusError:
         raise
     except HomeError as error:
-        remedy = "Free some space on that disk, or make it writable; then the same command goes on where it was."
-        raise HomeError(error.problem, remedy) from error
+        cause = error.__cause__
+        remedy = files.remedy(cause, "") if isinstance(cause, OSError) else error.remedy
+        raise HomeError(error.problem, f"{remedy} Then the same command goes on where it was.") from error
     except UserError:
         unfinished.forget(is_all=True)
         raise
