@@ -241,7 +241,7 @@ class RealScenario(Scenario):
     busy_programs: int = Field(default=0, ge=0, le=100)
     """Other programs that keep the computer busy from second 0 to the end: half compute, half wake each other."""
 
-    text_shards: int = Field(default=0, ge=0, le=64)
+    text_shards: int = Field(default=0, ge=0, le=256)
     """Shards of 4 MiB of random words that peers fetch and train on; 0: text that ships with the package."""
 
     admission: Literal["open", "invite"] = "open"
