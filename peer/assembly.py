@@ -90,7 +90,8 @@ class _Trained:
     task: PeerTask
     checkpoints: Checkpoints
     found: Found
-    remote: RemoteTask | None = None
+    remote: RemoteTask | None
+    """The task, if there is a trainer."""
     held: frozenset[int] | None = None
     """Fragments of a keeper; None: this peer holds all and trains."""
 
@@ -195,7 +196,7 @@ def _kept(options: PeerOptions, kept: str, home: Home, signed: SignedManifest) -
     learner = keeper_of(signed, kept, options.memory_bytes)
     checkpoints = Checkpoints(home.checkpoints)
     task = KeeperTask(TaskFigures(parameter_count=parameter_count(signed.manifest.model)))
-    return _Trained(learner, task, checkpoints, checkpoints.load_latest(), held=learner.held)
+    return _Trained(learner, task, checkpoints, checkpoints.load_latest(), None, learner.held)
 
 
 def _trained(
@@ -259,7 +260,7 @@ def _trained(
     task.on_return(learner.inbox.wake)
     task.has_ended = lambda: learner.ended
 
-    return _Trained(learner, task, checkpoints, found)
+    return _Trained(learner, task, checkpoints, found, task)
 
 
 def _index(home: Home, manifest: Manifest) -> Path | None:

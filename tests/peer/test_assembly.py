@@ -23,15 +23,32 @@ from peer.assembly import PeerOptions, TrainingSession, build
 from peer.home import Home
 
 
-def built(home: Home, device: torch.device, signed: SignedManifest, log: EventLog) -> TrainingSession:
+def built(
+    home: Home, device: torch.device, signed: SignedManifest, log: EventLog, supply: Any = None
+) -> TrainingSession:
     """Return the session of a peer whose trainer has ended again."""
     identity, options = Identity.load_or_create(home.identity), PeerOptions(link=None)
 
     async def peer() -> TrainingSession:
         async with contextlib.AsyncExitStack() as stack:
-            return build(options, [device], home, identity, signed, log, stack, lambda: False)
+            return build(options, [device], home, identity, signed, log, stack, lambda: False, supply)
 
     return asyncio.run(peer())
+
+
+def test_a_trainer_asks_for_its_text_and_knows_the_time_that_remains(
+    signed_run: Callable[..., SignedManifest], tmp_path: Path
+) -> None:
+    home, signed = Home(tmp_path / "home"), signed_run()
+    home.path.mkdir()
+    home.save_manifest(signed)
+    supply = SimpleNamespace(is_supplied=lambda step: True, on_supplied=None)
+    with contextlib.closing(EventLog(home.events)) as log:
+        record = built(home, torch.device("cpu"), signed, log, supply).record
+    task = cast(Any, record.task)
+    assert task.is_supplied is supply.is_supplied
+    assert supply.on_supplied == record.learner.inbox.wake
+    assert task.remaining_s == record.remaining_s
 
 
 @pytest.mark.parametrize(("fragments", "cut"), [(1, "even"), (3, "even"), (3, "layers")])
