@@ -81,8 +81,8 @@ class TokenSupply:
         self._held_out = tuple(range(index.training_shards, len(index.digests)))
         self._step: int | None = None
         """Inner step of training; None: not known yet."""
-        self._span = range(0)
-        """Positions of the window whose shards are here."""
+        self._span, self._window = range(0), list[int]()
+        """Positions of the window that was here at the last look, and its shards."""
         self._is_awaited = False
         """Whether training waits for its text."""
         self._has_held_out = asyncio.Event()
@@ -114,7 +114,7 @@ class TokenSupply:
     def is_supplied(self, step: int) -> bool:
         """Return whether an inner step has its text; if not, ``on_supplied`` is called when it has. Any thread."""
         positions = range(step * self._per_step, (step + 1) * self._per_step)
-        if positions.start in self._span and positions[-1] in self._span:
+        if positions.start in self._span and positions[-1] in self._span and all(map(self._has, self._window)):
             return True
         moved, self._step = self._step != step, step
         self._is_awaited = True  # before the look, which the loop may repeat at once
@@ -285,6 +285,6 @@ class TokenSupply:
         span, shards = next(self._walk.spans(step * self._per_step))
         if not all(map(self._has, shards)):
             return False
-        self._span = span
+        self._span, self._window = span, shards
         last = (step + 1) * self._per_step - 1
         return last in span or all(self._has(each.shard) for each in self._walk.sequences(step, self._per_step))

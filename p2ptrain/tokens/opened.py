@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from p2ptrain.manifest import Manifest
     from p2ptrain.manifest.sources import BuiltinCorpus, ShardsCorpus
 
+MOST_HELD_OUT = 4
+"""Most held-out shards, which each peer fetches before its first step; ``init`` writes one."""
 _ASK = "If the run is not yours, ask its author for a new link."
 
 
@@ -85,6 +87,10 @@ def _check(index: ShardIndex, spec: ShardsCorpus, sequence_length: int) -> None:
             f"The run's manifest says {spec.training_tokens:,} training and {spec.held_out_tokens:,} held-out tokens, "
             f"and its index has {index.training_tokens:,} and {index.held_out_tokens:,}.",
             _ASK,
+        )
+    if len(index.held_out) > MOST_HELD_OUT:
+        raise ManifestError(
+            f"The run's text has {len(index.held_out):,} held-out shards; {MOST_HELD_OUT} are allowed.", _ASK
         )
     if index.is_packed != bool(spec.template) or (index.is_packed and index.row_tokens != sequence_length):
         found = f"rows of {index.row_tokens:,} tokens" if index.is_packed else "plain text"

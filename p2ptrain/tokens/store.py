@@ -69,11 +69,11 @@ class ShardStore:
     def map(self, digest: str, id_bytes: int, tokens: int) -> np.ndarray | None:  # [tokens] uint16 or uint32, read-only
         """Return a shard's ids, memory-mapped; None if it is missing. Marks it as used.
 
-        A file of another size is damaged, and removed so that the shard is fetched again.
+        A file of another size or digest is damaged, and removed so that the shard is fetched again.
         """
         path = self.path(digest)
         try:
-            if path.stat().st_size != tokens * id_bytes:
+            if path.stat().st_size != tokens * id_bytes or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
                 path.unlink()
                 return None
             found = np.memmap(path, np.dtype(f"<u{id_bytes}"), "r", shape=(tokens,))

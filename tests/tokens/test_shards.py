@@ -132,6 +132,14 @@ def test_a_shard_that_was_cut_is_missing(tmp_path: Path) -> None:
     assert store.map(index.digests[0], 2, 64) is None
 
 
+def test_a_shard_that_was_overwritten_is_missing_and_removed(tmp_path: Path) -> None:
+    store = ShardStore(tmp_path)
+    index = written(store, text(64), text(64))
+    store.path(index.digests[0]).write_bytes(bytes(128))
+    assert store.map(index.digests[0], 2, 64) is None
+    assert not store.has(index.digests[0])
+
+
 @pytest.mark.parametrize(("training", "held_out"), [(5, 64), (64, 8)])
 def test_a_short_text_is_refused(tmp_path: Path, training: int, held_out: int) -> None:
     with pytest.raises(CorpusError, match="too short"):
