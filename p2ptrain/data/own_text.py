@@ -121,7 +121,9 @@ def create(directory: Path, wanted: Wanted, tell: Tell) -> NewRun:
     corpora = wanted.corpora or _usual_text(wanted, found.file)
     if not corpora:
         if files.exists(directory / UNFINISHED):
-            Unfinished(directory, None).forget(is_all=True)
+            stopped = Unfinished(directory, None)
+            stopped.forget(is_all=True)
+            stopped.close()
         return NewRun(create_run(directory, name, changes), "", None)
     changes["corpus"] = corpus_table(None, "")
     drafted = with_changes(preset(name, _NO_AUTHOR), changes)  # a wrong name or length, before the text is read
@@ -159,8 +161,11 @@ def create(directory: Path, wanted: Wanted, tell: Tell) -> NewRun:
     except UserError:
         unfinished.forget(is_all=True)
         raise
-    unfinished.forget()
-    return made
+    else:
+        unfinished.forget()
+        return made
+    finally:
+        unfinished.close()
 
 
 def _written(
