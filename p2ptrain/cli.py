@@ -23,6 +23,7 @@ from p2ptrain.base import cgroups
 from p2ptrain.base.documents import documents
 from p2ptrain.base.errors import ClosedPipeError, UserError
 from p2ptrain.base.imports import command_imports, package_of_clone
+from p2ptrain.base.input_file import FiniteRange
 from p2ptrain.base.telemetry import replace_what_lacks, strict_output
 from p2ptrain.base.text import UserPath, command_line, first_sentence, printable
 
@@ -168,12 +169,12 @@ def cli() -> None:
 )
 @click.option(
     "--sequence-length",
-    type=click.IntRange(8, 1 << 20),
+    type=click.IntRange(8, 1 << 17),
     help="Tokens of a sequence.  [the preset's; of dialogues what most need]",
 )
 @click.option(
     "--held-out",
-    type=click.FloatRange(0, 0.5, min_open=True),
+    type=FiniteRange(0, 0.5, min_open=True),
     default=0.05,
     show_default=True,
     help="Share of the text that is held out, at most 4 MiB of tokens.",

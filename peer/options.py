@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import click
 
 from p2ptrain.base import files
 from p2ptrain.base.errors import HomeError, JoinLinkError
+from p2ptrain.base.input_file import FiniteRange as FiniteRange
 from p2ptrain.base.input_file import InputFile
 from p2ptrain.base.text import UserPath, command_line
 from p2ptrain.manifest import KEY_FILE, JoinLink
@@ -104,13 +104,3 @@ WEIGHTS = click.option(
 
 LINK = click.argument("link", nargs=-1, metavar="[LINK]", callback=_joined)
 """A join link, which may be broken into words or have the join command before it."""
-
-
-class FiniteRange(click.FloatRange):
-    """A float range that rejects NaN and infinity, which click's own accepts."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):
-            self.fail(f"{value!r} is not a finite number.", param, ctx)
-        return number

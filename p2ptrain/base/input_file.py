@@ -1,8 +1,9 @@
-"""Option of a command that names a file to read, which is looked at before large libraries are imported."""
+"""Types of options: files to read, which are looked at before large libraries are imported, and finite numbers."""
 
 from __future__ import annotations
 
 import errno
+import math
 import os
 from typing import Any
 
@@ -50,3 +51,13 @@ class InputFile(click.Path):
 def inside(place: UserPath) -> UserPath:
     """Return the tokenizer.json in a folder; the path of a file unchanged."""
     return place / TOKENIZER if place.is_dir() else place
+
+
+class FiniteRange(click.FloatRange):
+    """A float range that rejects NaN and infinity, which click's own accepts."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number

@@ -148,7 +148,7 @@ def create(directory: Path, wanted: Wanted, tell: Tell) -> NewRun:
     if template is not None:
         given.append(NamedFile("template", "", chosen))
         paths[chosen] = template
-    unfinished = Unfinished(directory, [order.identity, changes])
+    unfinished = Unfinished(directory, [order.identity, {**changes, "run.name": ""}])
     try:
         built = build_text(order, changes, ShardStore(directory / SHARDS_FOLDER), unfinished, tell)
         made = _written(directory, order, built, given, paths, model)
