@@ -40,7 +40,8 @@ TURN_S = 4.0
 USE_S = 60.0
 """Pause between two marks on the shards in use."""
 QUIET_S = 5.0
-"""Seconds without a byte after which a wait for text is told. Guess: how long owners watch a silent terminal."""
+"""Seconds without a byte after which a note says that training waits for text. Guess: how long owners watch a silent
+terminal."""
 FULL_S = (10.0, 300.0)
 """First and longest pause after the disk was full."""
 RESTING_S = 5.0
@@ -103,7 +104,7 @@ class TokenSupply:
 
     @property
     def coming(self) -> frozenset[int]:
-        """Shards that are on their way, which others are told."""
+        """Shards that this peer is fetching, as its answers to others say."""
         return self._plan.coming
 
     def begin(self, step: int) -> None:

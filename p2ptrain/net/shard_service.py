@@ -58,7 +58,7 @@ MOST_HELD = 8 * (24 << 10)
 MAX_HELD_BYTES = 50 << 10
 """Largest message of the protocol."""
 HELD_S = 5.0
-"""Seconds for which a bitmap is told again without a look at the disk."""
+"""Seconds for which a bitmap is sent again without a look at the disk."""
 EACH = RateLimit(burst=32.0 * SHARD_BYTES, per_s=SHARD_BYTES / 4.0)
 """Bytes sent to one peer: two windows at once, then 0.5 M tokens of 2 bytes a second, more than a card trains of a
 small model. Guess: the throughput of the fastest peers of real runs."""

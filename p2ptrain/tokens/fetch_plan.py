@@ -71,7 +71,7 @@ MOST_RECORDS = 512
 
 
 class SourceKind(IntEnum):
-    """Who has shards, in the order in which they are asked."""
+    """Kinds of sources, in the order of preference."""
 
     PEER = 0
     MIRROR = 1
@@ -112,7 +112,7 @@ class FetchOutcome(Enum):
     FAILED = "failed"
     """The source does not have it, cannot be reached, broke off or was too slow."""
     FALSE = "false"
-    """It sent something else."""
+    """What the source sent has another digest than the shard."""
     CANCELLED = "cancelled"
     """The shard is not needed any more, or has come from another source."""
 

@@ -50,7 +50,7 @@ class ShardIndex:
     training_tokens: int
     held_out_tokens: int
     digests: tuple[str, ...]
-    """Of the training shards, then of the held-out ones."""
+    """SHA-256 of each training shard, then of each held-out one; 64 hexadecimal digits each."""
 
     def __post_init__(self) -> None:
         if self.id_bytes not in (2, 4):
