@@ -12,14 +12,13 @@ from torch.nn import Module
 
 from p2ptrain.base.errors import UserError
 from p2ptrain.data.tokenizer import JsonTokenizer, Tokenizer
-from p2ptrain.manifest import SignedManifest, parameter_count
+from p2ptrain.manifest import SignedManifest
 from p2ptrain.train.accelerator import choose_device
 from peer.capacity import explained
-from peer.exporting import LOADED_BYTES
 from peer.home import Home
 from peer.model import newest, run_settings, run_tokenizer, stored_model
 from peer.options import check_model
-from peer.trained.model_folder import check_fits, folder_tokenizer, load_folder
+from peer.trained.model_folder import folder_tokenizer, load_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -68,10 +67,8 @@ def load(place: Path, device_name: str) -> LanguageModel:
 def _of_home(home: Home) -> LanguageModel:
     signed, stored = newest(home)
     manifest = signed.manifest
-    check_fits(parameter_count(manifest.model), LOADED_BYTES)
     tokenizer = run_tokenizer(home, signed)
-    module = stored_model(signed, stored).module
-    _check_finite(module, home.path, "Name the home of another peer of this run.")
+    module = stored_model(home, signed, stored).module
     ends = run_settings(home, signed).ends_for(tokenizer) if isinstance(tokenizer, JsonTokenizer) else []
     window = manifest.model.config.max_position_embeddings
     module.train(False)
