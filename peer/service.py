@@ -92,7 +92,7 @@ class HomeService:
         except subprocess.TimeoutExpired:
             why = f"no answer within {COMMAND_S} s"
         except OSError as error:
-            why = error.strerror
+            why = error.strerror or str(error)
         else:
             if done.returncode == 0 or not is_checked:
                 return
@@ -210,8 +210,8 @@ def install(home: Path) -> None:
     if Home(home).load_manifest(None) is None:
         raise HomeError(f"There is no peer in {home} yet.", "Join by hand first: p2ptrain peer LINK")
     if Home(home).is_inhabited():
-        words = ["service", "uninstall"] if found.path.exists() else ["finish"]
-        raise HomeError(f"A peer runs in {home} already.", f"Stop it first: {command_line('p2ptrain', *words, home)}")
+        stop = ["service", "uninstall"] if found.path.exists() else ["finish"]
+        raise HomeError(f"A peer runs in {home} already.", f"Stop it first: {command_line('p2ptrain', *stop, home)}")
     try:
         is_new = not files.exists(found.path)
         found.path.parent.mkdir(parents=True, exist_ok=True)

@@ -101,9 +101,9 @@ def testnet(
     """
     wrong = [name for name in (OF_RUN if scenario else ("stage", "changes")) if _is_given(context, name)]
     if wrong:
-        names = ", ".join("--set" if name == "changes" else f"--{name.replace('_', '-')}" for name in wrong)
+        options = ", ".join("--set" if name == "changes" else f"--{name.replace('_', '-')}" for name in wrong)
         words = "cannot be used with --scenario: the scenario file defines the run" if scenario else "needs --scenario"
-        raise click.UsageError(f"{names} {words}.")
+        raise click.UsageError(f"{options} {words}.")
     if scenario is not None:
         run_scenario = package_of_clone("lab", "--scenario").run_scenario
         place = out if _is_given(context, "out") else Path("out/lab") / scenario.stem
