@@ -45,7 +45,7 @@ class TrainerOutcome:
 
     name: str
     figures: Mapping[str, Any] | None
-    """Its FIGURES; None if it wrote no summary."""
+    """Figures of its summary.json, by the names in FIGURES; None if it wrote no summary."""
 
 
 @dataclass(frozen=True, slots=True)
