@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-from peer.testnet.report import machine
+from lab.machine import machine
 
 ROOT = Path(__file__).parent.parent
 

@@ -20,6 +20,7 @@ from bench import lab
 from bench.environment import commit_of, where
 from bench.rivals.table import markdown as rivals_lines
 from bench.table import markdown, rows
+from lab.machine import machine
 
 FOLDER = Path(__file__).parent.parent / "docs" / "results"
 PAGES = {"bench": "FIGURES.md", "demo": "FIGURES.md", "lab": "LAB.md", "rivals": "RIVALS.md", "card": "CARD.md"}
@@ -73,7 +74,7 @@ def bench_lines(document: Mapping[str, Any]) -> list[str]:
 def demo_lines(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the environment and a table with one row for each demo run."""
     lines = [
-        f"{summaries[0]['machine']}; {summaries[0]['date']}.",
+        f"{machine()}; {summaries[0]['date']}.",
         "",
         "| seed | averaged loss | solo loss | ratio | disagreement | after the final gossip "
         "| fewest exchanges | blocked most | seconds |",

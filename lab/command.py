@@ -29,6 +29,7 @@ from lab.containers import build, check_engine, check_folder, has_netem, line_of
 from lab.figures import compared, figures_of
 from lab.hosts import check_network_support
 from lab.inner_main import MARK, read_run, run_inside
+from lab.machine import machine
 from lab.namespaces import check_support
 from lab.pace import times_to_losses
 from lab.plan import check, manifest_of
@@ -45,7 +46,6 @@ from p2ptrain.base.text import PLAIN_WIDTH
 from peer.owner.settings import COMPILE_VARIABLE
 from peer.testnet.plan import Plan, claimed, lay_out
 from peer.testnet.processes import PACKAGES
-from peer.testnet.report import machine
 from sim.errors import ScenarioError
 
 EXIT_FAILED = 1
@@ -219,7 +219,7 @@ def _run_and_read(
         text = out / TEXT
         manifest = write_text(text, manifest, scenario.text_shards, scenario.run.seed)
     names = [peer.name for peer in script.peers]
-    plan = lay_out(out, manifest, names, solo=False, seed=None, is_gated=True, source=text)
+    plan = lay_out(out, manifest, names, is_gated=True, source=text)
     mark = uuid.uuid4().hex
     if stage == "namespaces":
         _run_in_cell(out, scenario, threads, mark)

@@ -298,7 +298,7 @@ class Conductor:
             self.lives[who][-1].ended_by_us = ActKind.STOP
             child.terminate()
             raise
-        self.watch.views[who] = replace(self.watch.views[who], begun=False, catches_up=False, last="starting")
+        self.watch.views[who] = replace(self.watch.views[who], begun=False, catches_up=False)
         self.awaited[who] = time.monotonic() + START_TIMEOUT_S
         if settings.cores is not None:
             self.unlimited.add(who)

@@ -7,17 +7,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from lab.inner_main import laid_out
 from lab.script import ActKind, Script
 from p2ptrain.base import files
 from p2ptrain.base.errors import UserError
 from peer.testnet import report as reports
-from peer.testnet.plan import laid_out
 from peer.testnet.report import TestnetReport
 from peer.testnet.runner import Ending
 from peer.testnet.watch import Tail
@@ -30,7 +29,7 @@ def write_summary(
 
     Returns the faults found here that are not in ``faults``.
     """
-    plan = laid_out(out, [peer.name for peer in script.peers])
+    plan = laid_out(out, script)
     lives: Mapping[str, list[Mapping[str, Any]]] = record["lives"]
     honest = {peer.name for peer in script.peers if peer.settings.lie is None}
     stayed = [each for each in plan.peers if each.name in honest and _stayed(lives.get(each.name, []))]
@@ -53,8 +52,6 @@ def write_summary(
         measured=measured,
         unmeasured=unmeasured,
         seed=plan.signed.manifest.run.seed,
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        machine=reports.machine(),
     )
     back = rejoined(lives, out, _returning_peers(script))
     beyond = [each for each in report.failures if each not in faults]

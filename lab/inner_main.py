@@ -30,8 +30,9 @@ from lab.suspension import processes_with
 from p2ptrain.base import files
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.base.text import PLAIN_WIDTH
+from p2ptrain.manifest import load_run
 from p2ptrain.net.p2pd.socket_folder import sweep
-from peer.testnet.plan import laid_out
+from peer.testnet.plan import Plan, trainer
 from peer.testnet.watch import Watch
 
 MARK = "P2PTRAIN_TESTNET"
@@ -59,37 +60,42 @@ def run_inside(out: Path, scenario: RealScenario, stage_name: StageName, threads
         page: result of ``lab.stages.page_argument``.
     """
     script = script_of(scenario)
-    plan = laid_out(out, [peer.name for peer in script.peers])
+    plan = laid_out(out, script)
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=PLAIN_WIDTH)
-    with Watch(plan.trainers, console) as watch:
+    watch = Watch(plan.trainers, console)
 
-        async def interruptible() -> tuple[RunRecord, Leftovers]:
-            task = asyncio.current_task()
-            assert task is not None  # asyncio.run creates it
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-            unblock_sigterm()
-            stage, there = _stage(stage_name, script, scenario, out, page), 0
-            try:
-                record = await run_script(plan, script, stage, scenario.run.seconds, threads, watch)
-            except BaseException:
-                stage.close()
-                raise
-            made = _namespaces()
-            with _recording_troubles(record):
-                there = stage.count_left()
-            with _recording_troubles(record):
-                stage.close()
-            return record, Leftovers(await _count_running() + there, sockets_left(Path(tempfile.gettempdir())), made)
-
+    async def interruptible() -> tuple[RunRecord, Leftovers]:
+        task = asyncio.current_task()
+        assert task is not None  # asyncio.run creates it
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        unblock_sigterm()
+        stage, there = _stage(stage_name, script, scenario, out, page), 0
         try:
-            record, left = asyncio.run(interruptible())
-        except (asyncio.CancelledError, KeyboardInterrupt):
-            watch.say("interrupted; all processes have ended")
-            raise KeyboardInterrupt from None
+            record = await run_script(plan, script, stage, scenario.run.seconds, threads, watch)
+        except BaseException:
+            stage.close()
+            raise
+        made = _namespaces()
+        with _recording_troubles(record):
+            there = stage.count_left()
+        with _recording_troubles(record):
+            stage.close()
+        return record, Leftovers(await _count_running() + there, sockets_left(Path(tempfile.gettempdir())), made)
+
+    try:
+        record, left = asyncio.run(interruptible())
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        watch.say("interrupted; all processes have ended")
+        raise KeyboardInterrupt from None
     document = {"course": asdict(record), "left": asdict(left)}
     files.replace(out / "course.json", json.dumps(document, indent=1).encode())
+
+
+def laid_out(out: Path, script: Script) -> Plan:
+    """Return the plan that ``testnet.plan.lay_out`` created there for the peers of a script."""
+    return Plan(out, load_run(out / "run"), tuple(trainer(out, peer.name) for peer in script.peers))
 
 
 @contextlib.contextmanager

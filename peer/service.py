@@ -38,18 +38,14 @@ writes 10 MB/s, and 30 s."""
 RESTART_S, NICE = 30, 5
 """Seconds before a restart after a failure, and priority below the owner's programs (nice(2)).
 Guess: how often peers crash, and the slowdown that owners notice."""
-COMMAND_S = 30.0
-"""Timeout of a command of the service manager that does not stop the peer."""
-STOPPING = frozenset({"restart", "disable", "bootout"})
-"""Commands of service managers that wait for the peer's end."""
+COMMAND_S = STOP_S + 30
+"""Timeout of a command of the service manager, which may wait for the peer's end."""
 CARRIED = (
     *("XDG_CACHE_HOME", "HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE", "TMPDIR", "P2PTRAIN_COMPILE", "CXX"),
     *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
     *("ONEAPI_DEVICE_SELECTOR", "ZE_AFFINITY_MASK"),
 )
 """Environment variables that the service keeps; none holds a secret, because others may read the file."""
-UNUSABLE = re.compile("[\0-\x1f\x7f\ud800-\udfff]")
-"""Characters that files of service managers cannot hold; surrogates stand for bytes that are not UTF-8 (PEP 383)."""
 UNIT = Template(f"""\
 [Unit]
 Description=p2ptrain peer $name
@@ -79,42 +75,32 @@ Words = Sequence[str]
 class HomeService:
     """The service of a home: its file, and the commands of the system's service manager."""
 
-    name: str
     path: Path
     content: bytes
-    clear: Words
-    """Run before ``start``; it fails if there is nothing to clear."""
     start: Sequence[Words]
+    """The first one clears what an earlier start left, and fails if there is nothing."""
     stop: Words
-    forget: Sequence[Words]
-    """Run after the file was removed."""
-    show: Words
-    running: str
-    """What ``show`` prints while the service runs."""
-    hints: Sequence[str]
-    """Sentences for the owner."""
-    remedy: str
-    """What the owner does if the manager refuses a command."""
+    messages: str
+    """Where the peer's messages are."""
 
-    def run(self, words: Words, is_checked: bool = True) -> subprocess.CompletedProcess[str]:
+    def run(self, words: Words, is_checked: bool = True) -> None:
         """Run a command of the service manager. Raises UserError if it hangs, or if it fails and ``is_checked``."""
-        shown, timeout_s = command_line(*words), COMMAND_S + (STOP_S if STOPPING & set(words) else 0)
         try:
             done = subprocess.run(
-                words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=timeout_s
+                words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=COMMAND_S
             )
         except subprocess.TimeoutExpired:
-            raise UserError(f"`{shown}` did not answer within {timeout_s:.0f} s.", "Repeat the command.") from None
+            why = f"no answer within {COMMAND_S} s"
         except OSError as error:
-            raise UserError(f"`{shown}` cannot be run: {error.strerror}.", self.remedy) from error
-        if is_checked and done.returncode:
-            why = one_line(" ".join(done.stderr.split())) or f"exit status {done.returncode}"
-            raise UserError(f"`{shown}` failed: {why.rstrip('.')}.", self.remedy)
-        return done
-
-    def is_running(self) -> bool:
-        """Return whether the service runs now; False if the manager does not answer."""
-        return self.running in self.run(self.show, is_checked=False).stdout
+            why = error.strerror or str(error)
+        else:
+            if done.returncode == 0 or not is_checked:
+                return
+            why = one_line(" ".join(done.stderr.split())).rstrip(".") or f"exit status {done.returncode}"
+        raise UserError(
+            f"`{command_line(*words)}` failed: {why}.",
+            "Log in as this user directly, not by su or sudo, and repeat the command.",
+        )
 
 
 def systemd(home: Path, command: Words, environment: Mapping[str, str], user_home: Path) -> HomeService:
@@ -134,21 +120,17 @@ def systemd(home: Path, command: Words, environment: Mapping[str, str], user_hom
     )
     unit, manager = f"{service_name(home)}.service", ("systemctl", "--user")
     return HomeService(
-        unit,
         user_home / ".config/systemd/user" / unit,
         content.encode(),
-        clear=(*manager, "reset-failed", unit),
-        start=[(*manager, "daemon-reload"), (*manager, "enable", unit), (*manager, "restart", unit)],
-        stop=(*manager, "disable", "--now", unit),
-        forget=[(*manager, "daemon-reload")],
-        show=(*manager, "show", unit, "--property=UnitFileState,ActiveState,SubState,Result,NRestarts"),
-        running="ActiveState=active\n",
-        hints=[
-            f"Its messages: {command_line('journalctl', '--user', '-fu', unit)}",
-            "It runs while you are logged in. To run it always, from boot on: loginctl enable-linger",
+        [
+            (*manager, "reset-failed", unit),
+            (*manager, "daemon-reload"),
+            (*manager, "enable", unit),
+            (*manager, "restart", unit),
         ],
-        remedy="Log in as this user directly, not by su or sudo, and repeat the command. Where systemd does not run, "
-        f"add this line with crontab -e: {crontab_line(command)}",
+        stop=(*manager, "disable", "--now", unit),
+        messages=f"{command_line('journalctl', '--user', '-fu', unit)}\n"
+        "It runs while you are logged in. To run it always, from boot on: loginctl enable-linger",
     )
 
 
@@ -169,18 +151,13 @@ def launchd(home: Path, command: Words, environment: Mapping[str, str], user_hom
         "StandardOutPath": "/dev/null",  # it would grow without a limit, and events.jsonl has all of it
         "StandardErrorPath": str(errors),
     }
+    stop = ("launchctl", "bootout", f"{domain}/{label}")
     return HomeService(
-        label,
         path,
         plistlib.dumps(content),
-        clear=("launchctl", "bootout", f"{domain}/{label}"),
-        start=[("launchctl", "bootstrap", domain, str(path))],
-        stop=("launchctl", "bootout", f"{domain}/{label}"),
-        forget=(),
-        show=("launchctl", "print", f"{domain}/{label}"),
-        running="state = running",
-        hints=[f"Its messages: {home / 'events.jsonl'}; errors: {errors}"],
-        remedy="Log in to this Mac's desktop as this user, and repeat the command.",
+        [stop, ("launchctl", "bootstrap", domain, str(path))],
+        stop,
+        messages=f"{home / 'events.jsonl'}; errors: {errors}",
     )
 
 
@@ -192,13 +169,8 @@ def service_name(home: Path) -> str:
 
 def unit_word(text: str) -> str:
     """Quote a word for a unit file (systemd.syntax(7)): escapes, and no specifiers."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("\n", "\\n")
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped}"'
-
-
-def crontab_line(command: Words) -> str:
-    """Return a line for crontab(5) that runs a command at boot."""
-    return f"@reboot {command_line(*command)}".replace("%", "\\%")
 
 
 def service_of(home: Path) -> HomeService:
@@ -208,18 +180,19 @@ def service_of(home: Path) -> HomeService:
     command = [sys.executable, "-P", "-m", "p2ptrain.cli", "peer", "--home", str(here)]
     environment = {"PYTHONUNBUFFERED": "1"} | {name: os.environ[name] for name in CARRIED if name in os.environ}
     for text in *command, *environment.values():
-        if UNUSABLE.search(text):
+        if not text.isprintable():  # neither are bytes that are not UTF-8 (PEP 383)
             raise UserError(
-                f"{printable(text)} has control characters or is not UTF-8, which service managers refuse.",
+                f"{printable(text)} has characters that service managers refuse.",
                 "Give the directory another name, or start the peer without a service.",
             )
     if sys.platform == "darwin":
         return launchd(here, command, environment, files.user_home())
     if shutil.which("systemctl") is not None:
         return systemd(here, command, environment, files.user_home())
+    line = f"@reboot {command_line(*command)}".replace("%", "\\%")  # crontab(5)
     raise UserError(
         "This system has neither systemd nor launchd, which would start the peer.",
-        f"Let cron start it: run crontab -e and add this line: {crontab_line(command)}",
+        f"Let cron start it: run crontab -e and add this line: {line}",
     )
 
 
@@ -236,8 +209,9 @@ def install(home: Path) -> None:
     check_no_other(home)
     if Home(home).load_manifest(None) is None:
         raise HomeError(f"There is no peer in {home} yet.", "Join by hand first: p2ptrain peer LINK")
-    if Home(home).is_inhabited() and not found.is_running():
-        raise HomeError(f"A peer runs in {home} already.", f"Stop it first: {command_line('p2ptrain', 'finish', home)}")
+    if Home(home).is_inhabited():
+        stop = ["service", "uninstall"] if found.path.exists() else ["finish"]
+        raise HomeError(f"A peer runs in {home} already.", f"Stop it first: {command_line('p2ptrain', *stop, home)}")
     try:
         is_new = not files.exists(found.path)
         found.path.parent.mkdir(parents=True, exist_ok=True)
@@ -245,51 +219,28 @@ def install(home: Path) -> None:
     except OSError as error:
         raise UserError(f"{found.path} cannot be written: {error.strerror}.", files.remedy(error, "")) from error
     try:
-        found.run(found.clear, is_checked=False)
-        for words in found.start:
-            found.run(words)
+        for number, words in enumerate(found.start):
+            found.run(words, is_checked=number > 0)
     except UserError:
         if is_new:  # else the next login might start what the owner was told had failed
             found.path.unlink(missing_ok=True)
         raise
-    click.echo(f"The peer in {home} runs as a service: {found.path}")
-    for line in found.hints:
-        click.echo(line)
+    click.echo(f"The peer in {home} runs as a service: {found.path}\nIts messages: {found.messages}")
+    click.echo(f"Its state: {command_line('p2ptrain', 'status', home)}")
     click.echo(f"To stop and remove it: {command_line('p2ptrain', 'service', 'uninstall', home)}")
-
-
-@service.command(short_help="Show the service's state.")
-@HOME
-def status(home: Path) -> None:
-    """Show whether the service of HOME is installed and runs."""
-    found = _installed(home)
-    shown = found.run(found.show, is_checked=False).stdout
-    details = ", ".join(re.findall(r"^\w+=\S+$", shown, re.MULTILINE))  # of systemd
-    state = "running" if found.running in shown else "not running"
-    click.echo(f"{found.name}: {state}{details and f' ({details})'}")
-    click.echo(found.hints[0])
-    click.echo(f"The peer itself: {command_line('p2ptrain', 'status', home)}")
 
 
 @service.command(short_help="Stop and remove the service.")
 @HOME
 def uninstall(home: Path) -> None:
     """Stop the service of HOME, after its peer has saved, and remove it. The home stays."""
-    found = _installed(home)
+    found = service_of(home)
+    if not found.path.exists():
+        remedy = f"Install it: {command_line('p2ptrain', 'service', 'install', home)}"
+        raise UserError(f"There is no service for {home}.", remedy)
     found.run(found.stop)
     try:
         found.path.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"{found.path} cannot be removed: {error.strerror}.", files.remedy(error, "")) from error
-    for words in found.forget:
-        found.run(words)
     click.echo(f"Removed {found.path}. By hand: {command_line('p2ptrain', 'peer', '--home', home.absolute())}")
-
-
-def _installed(home: Path) -> HomeService:
-    found = service_of(home)
-    if not found.path.exists():
-        raise UserError(
-            f"There is no service for {home}.", f"Install it: {command_line('p2ptrain', 'service', 'install', home)}"
-        )
-    return found

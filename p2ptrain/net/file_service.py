@@ -170,19 +170,6 @@ async def download(
             return True
 
 
-async def size_of(link: Link, sha256: str) -> int:
-    """Return the size of a file that the other side would send, 0 if it has none, without its content.
-
-    Raises NetworkError and RemoteError.
-    """
-    await send_message(link, ["piece", bytes.fromhex(sha256), MOST_STORED_BYTES - 1])  # the last byte, at most
-    match await receive_message(link, "files", MAX_MESSAGE_BYTES):
-        case ["piece", int(total)] if 0 <= total <= MOST_STORED_BYTES:
-            return total
-        case other:
-            raise RemoteError(f"expected the size of a file, got {str(other)[:_MAX_WORDS]}")
-
-
 def read_piece(path: Path, offset: int) -> tuple[int, bytes]:
     """Return a file's size and a piece of it; 0 and nothing if it can no longer be read."""
     try:

@@ -143,15 +143,6 @@ async def examine(host: str, port: int) -> PathVerdict | None:
     return PathVerdict(is_narrow=small and not full, fragments_pass=":" not in host and pieces is True)
 
 
-def can_help() -> bool:
-    """Return whether this process may take its children's sockets, as far as can be told without a child."""
-    try:
-        with socket.socket() as own, _taken(os.getpid(), own.fileno()):
-            return True
-    except OSError:
-        return False
-
-
 def default_interface() -> str:
     """Return the name of the interface of the default route by IPv4; empty if there is none."""
     with contextlib.suppress(OSError):

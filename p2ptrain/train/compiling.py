@@ -243,7 +243,7 @@ class BackgroundCompiler:
             why = failure_file(cache).read_text(encoding="utf-8", errors="replace")
             raise CompiledPassError(remembered(why, cache))
         if compiler_program(os.environ) is None:
-            raise CompiledPassError("there is no C++ compiler; p2ptrain doctor says how to install one")
+            raise CompiledPassError("there is no C++ compiler; install g++ (Debian) or gcc-c++ (Fedora)")
         device = self._task.theta.device
         if why := self._obstacle() or ("" if device.type == "cpu" else accelerator.triton_fault(device)):
             raise CompiledPassError(why)

@@ -43,6 +43,10 @@ def skipped(check: str, why: str) -> Finding:
     return Finding(check, FindingState.SKIPPED, why)
 
 
+def names_of(findings: Sequence[Finding], state: FindingState) -> str:
+    return ", ".join(each.check for each in findings if each.state is state)
+
+
 def lines(findings: Sequence[Finding]) -> list[str]:
     """Format findings for people; other peers' text in them is made printable."""
     shown = []
@@ -50,26 +54,17 @@ def lines(findings: Sequence[Finding]) -> list[str]:
         shown.append(printable(f"{each.state:8}{each.check:10} {each.found}"))
         if each.fix:
             shown.append(printable(f"{'':8}{'FIX':10} {each.fix}"))
-    return [*shown, "", summary(findings)]
-
-
-def summary(findings: Sequence[Finding]) -> str:
-    wrong = [each.check for each in findings if each.state is FindingState.BAD]
-    if wrong:
-        return f"To be fixed: {', '.join(wrong)}."
-    left = ", ".join(each.check for each in findings if each.state is FindingState.SKIPPED)
-    return f"All checks that ran passed; skipped: {left}." if left else "All is well."
-
-
-def exit_status(findings: Sequence[Finding]) -> int:
-    return int(any(each.state is FindingState.BAD for each in findings))
+    if wrong := names_of(findings, FindingState.BAD):
+        return [*shown, "", f"To be fixed: {wrong}."]
+    left = names_of(findings, FindingState.SKIPPED)
+    return [*shown, "", f"All checks that ran passed; skipped: {left}." if left else "All is well."]
 
 
 def document(findings: Sequence[Finding]) -> dict[str, object]:
     return {
-        "ok": exit_status(findings) == 0,
+        "ok": not names_of(findings, FindingState.BAD),
         "findings": [
-            {"check": each.check, "state": each.state.value.lower(), "found": each.found, "fix": each.fix}
+            {"check": each.check, "state": each.state.lower(), "found": each.found, "fix": each.fix}
             for each in findings
         ],
     }

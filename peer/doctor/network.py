@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import socket
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,31 +18,21 @@ import uvloop
 from p2ptrain.base.clock import wall
 from p2ptrain.base.errors import NetworkError, RemoteError, UserError
 from p2ptrain.base.ids import PeerId, RunId, short
-from p2ptrain.data.file_store import named_files
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net import address
-from p2ptrain.net.admission_service import ADMISSION_PROTOCOL, LIMITS, ask_access_list
-from p2ptrain.net.file_service import FILES_PROTOCOL, size_of
-from p2ptrain.net.file_service import LIMITS as FILES_LIMITS
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.manifest_service import fetch_manifest, stranger
 from p2ptrain.net.node import Node
 from p2ptrain.net.p2pd.dialing import UNRESOLVED
 from p2ptrain.net.p2pd.error_text import short_reason
-from p2ptrain.net.path_mtu import PathVerdict, can_help
-from p2ptrain.net.path_mtu import examine as examine_path
 from p2ptrain.net.relay.candidates import Candidate
 from p2ptrain.net.relay.dial_back import ReachabilityReport, look, measure
 from p2ptrain.net.relay.relay import reserve
 from p2ptrain.net.relay.second_look import look_by
 from p2ptrain.net.relay.verdicts import FAMILIES
-from p2ptrain.net.transport import P2PTransport
-from peer.admission_client import gate_of
 from peer.doctor import verdicts
 from peer.doctor.findings import Finding, bad, note, ok
-from peer.doctor.text import check_text
 from peer.doctor.verdicts import Observation
-from peer.home import Home
 from peer.manifest_fetch import NAMELESS
 
 COMPANY_S = 5.0
@@ -53,12 +42,7 @@ MEASURE_S = 6.0
 MAX_PEERS = 3
 """Maximum number of live peers that are asked besides the link's nodes."""
 
-MAX_PATHS = 4
-"""Maximum number of addresses whose paths are examined."""
-
 NodeAddresses = dict[PeerId, list[str]]
-Holders = Mapping[str, PeerId | None]
-"""Node that sends a file, by the file's SHA-256; None if all nodes that were asked answered that they lack it."""
 
 
 class Examined(NamedTuple):
@@ -67,17 +51,10 @@ class Examined(NamedTuple):
     findings: list[Finding]
     signed: SignedManifest | None
     """The run's manifest, if one was fetched."""
-    holders: Holders
-    """Files that the run names by digest; one of which nothing is known is absent."""
-    text: Finding | None
-    """Whether the run's text can be got; None: it ships with the package, or nobody was asked."""
 
 
-def examine(link: JoinLink, home: Home, port: int | None, local: bool, mirror: str | None) -> Examined:
-    """Run the network checks for the peer of ``home``. Raises UserError if this machine cannot start a node.
-
-    Args:
-        mirror: of the run's text, as the owner named it.
+def examine(link: JoinLink, port: int | None, local: bool) -> Examined:
+    """Run the network checks. Raises UserError if this machine cannot start a node.
 
     The node listens on ``port`` (0: any free one), or not at all if it is None.
     """
@@ -85,85 +62,50 @@ def examine(link: JoinLink, home: Home, port: int | None, local: bool, mirror: s
         tempfile.TemporaryDirectory(prefix="p2pt-") as folder,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        return runner.run(_examine(link, home, port, local, mirror, Path(folder)))
+        return runner.run(_examine(link, port, local, Path(folder)))
 
 
-async def _examine(
-    link: JoinLink, home: Home, port: int | None, local: bool, mirror: str | None, folder: Path
-) -> Examined:
+async def _examine(link: JoinLink, port: int | None, local: bool, folder: Path) -> Examined:
     identity = Identity.load_or_create(folder / "identity.key")
     listen = () if port is None else address.listening(port, local)
     node = await Node.start(identity, link.run_id, listen=listen, bootstraps=link.addresses, local=local)
     try:
-        return await _look_around(node, link, home, 0 if port is None else node.port, mirror)
+        return await _look_around(node, link, 0 if port is None else node.port)
     finally:
         await node.close()
 
 
-async def _look_around(node: Node, link: JoinLink, home: Home, port: int, mirror: str | None) -> Examined:
-    findings: list[Finding] = []
+async def _look_around(node: Node, link: JoinLink, port: int) -> Examined:
     targets: NodeAddresses = {}
     for each in link.addresses:
         place, peer = address.split_peer(each)
         assert peer is not None  # JoinLink checked it
         targets.setdefault(peer, []).append(place)
-    signed: SignedManifest | None = None
     answers = await asyncio.gather(*(_fetched(node, peer, places, link) for peer, places in targets.items()))
-    answered = {
-        peer: targets[peer] for peer, answer in zip(targets, answers, strict=True) if isinstance(answer, SignedManifest)
-    }
+    signed = next((each for each in answers if isinstance(each, SignedManifest)), None)
+    answered: NodeAddresses = {}
+    findings: list[Finding] = []
     for (peer, places), answer in zip(targets.items(), answers, strict=True):
         where = ", ".join(map(address.host_port, places))
         if isinstance(answer, SignedManifest):
-            signed = answer
+            answered[peer] = places
             findings.append(ok("link", f"{short(peer)} at {where} hands out the run {answer.manifest.run.name}"))
         else:
-            findings.append(_unanswered(peer, where, answer, others=bool(answered)))
-    if signed is not None:
-        findings.append(await _admission(node, answered, link, home, signed))
+            findings.append(_unanswered(peer, where, answer, others=signed is not None))
     peers = await _peers(node, set(targets)) if answered else {}
-    paths = await _paths(targets | peers)
+    asked = answered | peers
     await node.port_mapping_tried()
     port = node.mapped_port or port
-    targets = answered | peers
-    asked = await asyncio.gather(*(_seen(node, *each, port) for each in targets.items()))
-    seen = [each for each in asked if isinstance(each, Observation)]
-    silent = [each for each in asked if isinstance(each, str)]
-    seen += [Observation(each) for each in await _by_the_other_family(node, targets, seen, port)]
+    told = await asyncio.gather(*(_seen(node, *each, port) for each in asked.items()))
+    seen = [each for each in told if isinstance(each, Observation)]
+    silent = [each for each in told if isinstance(each, str)]
+    seen += [Observation(each) for each in await _by_the_other_family(node, asked, seen, port)]
     own = [address.host_of(each) for each in (*node.addresses, *address.way_out())]
-    findings += [verdicts.clock(seen), verdicts.router(seen, own, *await _mapped(node.run, targets, bool(port)))]
-    findings.append(verdicts.path(paths, can_help()))
-    has_relay = await _has_relay(node, targets) if seen else None
+    findings += [verdicts.clock(seen), verdicts.router(seen, own, *await _mapped(node.run, asked, bool(port)))]
+    has_relay = await _has_relay(node, asked) if seen else None
     findings.append(verdicts.reach(seen, port, own[0] if own else "", has_relay, silent))
     findings.append(verdicts.rates(await _measured(node, peers | answered)))
-    files = [] if signed is None else [each.sha256 for each in named_files(signed.manifest)]
-    text = None if signed is None else await check_text(node, targets, signed.manifest, mirror)
-    return Examined(findings, signed, await _holders(node, targets, files), text)
-
-
-async def _holders(node: Node, targets: NodeAddresses, files: Sequence[str]) -> Holders:
-    """Ask nodes for each of these files until one of them has it."""
-    transport, holders = P2PTransport(node, FILES_PROTOCOL, FILES_LIMITS), dict[str, PeerId | None]()
-    for sha256 in files:
-        is_known = bool(targets)
-        for peer, places in targets.items():
-            try:
-                async with asyncio.timeout(COMPANY_S):
-                    link = await transport.open(peer, places)
-                    try:
-                        size = await size_of(link, sha256)
-                    finally:
-                        await link.close()
-            except (NetworkError, RemoteError, TimeoutError):  # among others: the run does not admit our temporary key
-                is_known = False
-                continue
-            if size:
-                holders[sha256] = peer
-                break
-        else:
-            if is_known:
-                holders[sha256] = None
-    return holders
+    return Examined(findings, signed)
 
 
 def _unanswered(peer: PeerId, where: str, why: UserError | str, others: bool) -> Finding:
@@ -196,19 +138,6 @@ async def _fetched(node: Node, peer: PeerId, places: Sequence[str], link: JoinLi
     return signed
 
 
-async def _admission(node: Node, targets: NodeAddresses, link: JoinLink, home: Home, signed: SignedManifest) -> Finding:
-    """Check by the newest access list that the run admits the peer of this home, without using up an invite."""
-    gate = gate_of(home, signed)
-    if gate is None:
-        return verdicts.admission("open", None, None, link.invite)
-    for peer, places in targets.items():
-        with contextlib.suppress(NetworkError, RemoteError):
-            await ask_access_list(P2PTransport(node, ADMISSION_PROTOCOL, LIMITS), peer, places, gate)
-    me = Identity.load_or_create(home.identity).peer_id if home.identity.exists() else None
-    why = None if me is None else gate.refusal(me, gate.certificate, wall())
-    return verdicts.admission(gate.policy, me, why, link.invite)
-
-
 async def _peers(node: Node, met: set[PeerId]) -> NodeAddresses:
     """Return a few live peers that can be dialed directly."""
     with contextlib.suppress(TimeoutError, NetworkError):
@@ -238,13 +167,9 @@ async def _seen_once(node: Node, peer: PeerId, places: Sequence[str], port: int)
         ahead_s = verdicts.clock_ahead(asked_at, wall(), sight.clock)
         if port:
             sight = await look(node, peer, places, port)
-        async with asyncio.timeout(COMPANY_S):
-            ends = [each.place for each in await node.daemon.connections() if each.peer == peer]
-    except (NetworkError, RemoteError, TimeoutError) as error:
-        why = short_reason(str(error)) or "no answer in time"
-        return f"{short(peer)}: {why}"
-    left = sent_from(address.host_of(ends[0]), address.port_of(ends)) if ends else 0
-    return Observation(sight, ahead_s, left)
+    except (NetworkError, RemoteError) as error:
+        return f"{short(peer)}: {short_reason(str(error)) or 'no answer in time'}"
+    return Observation(sight, ahead_s)
 
 
 async def _mapped(run: RunId, targets: NodeAddresses, listens: bool) -> tuple[list[str], int]:
@@ -294,31 +219,6 @@ async def _by_the_other_family(
     probers = [Candidate(peer, tuple(places)) for peer, places in targets.items()]
     families = [family for family in FAMILIES if port and used and family in own - used]
     return [each for family in families for each in await look_by(family, node, probers, port)]
-
-
-def sent_from(host: str, port: int, table: Path = Path("/proc/net/tcp")) -> int:
-    """Return the local port of the only TCP connection to an IPv4 address; 0 if none, several, or not on Linux."""
-    try:
-        packed = ipaddress.IPv4Address(host).packed
-        rows = [line.split() for line in table.read_text().splitlines()[1:]]
-    except (OSError, ValueError):
-        return 0
-    # The kernel prints the address as one number in the machine's byte order, little-endian wherever p2pd runs.
-    remote, established = f"{int.from_bytes(packed, 'little'):08X}:{port:04X}", "01"  # include/net/tcp_states.h
-    found = [int(row[1].partition(":")[2], 16) for row in rows if row[2:4] == [remote, established]]
-    return found[0] if len(found) == 1 else 0
-
-
-async def _paths(targets: NodeAddresses) -> dict[str, PathVerdict]:
-    """Examine the paths to nodes that can be dialed directly, by host."""
-    places = {
-        address.host_of(each): address.port_of([each])
-        for places in targets.values()
-        for each in places
-        if not address.relay_of(each) and address.ip_of(each) is not None
-    }
-    found = await asyncio.gather(*(examine_path(*each) for each in list(places.items())[:MAX_PATHS]))
-    return {host: verdict for host, verdict in zip(places, found, strict=False) if verdict is not None}
 
 
 async def _has_relay(node: Node, targets: NodeAddresses) -> bool:

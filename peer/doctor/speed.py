@@ -6,12 +6,9 @@ import torch
 
 from p2ptrain.base import cgroups
 from p2ptrain.manifest import Manifest
-from p2ptrain.train import accelerator
 from p2ptrain.train.accelerator import choose_device
-from p2ptrain.train.attention import has_flash_kernel
-from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES, Placement, place, trial_s, type_name
+from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES, Placement, place, trial_s
 from p2ptrain.train.model import flat_model
-from p2ptrain.train.optimizer import products_type
 from peer.capacity import activation_bytes, check_memory, explained
 from peer.doctor.findings import Finding, note, ok
 
@@ -42,24 +39,10 @@ def check_speed(manifest: Manifest, name: str, allowed_bytes: float, threads: in
         torch.set_num_threads(before)
     speed = how.micro_batch * training.sequence_length / seconds
     at_once = f"{how.micro_batch} of {training.sequences_per_step} sequences at once"
-    if how.recomputes:
-        at_once += ", activations computed twice to save memory"
-    products = computes_in(how, device)
-    if training.optimizer == "muon":
-        products += f", Muon in {type_name(how.muon or products_type(device))}"
-    words = f"about {speed:,.0f} tokens/s without compiled code, in {products}, {at_once}"
+    at_once += ", activations computed twice to save memory" if how.recomputes else ""
+    words = f"about {speed:,.0f} tokens/s without compiled code, in {how.computes_in}, {at_once}"
     fixes = faster(device, how, training.sequences_per_step, used, cpu_bytes)
     return note("speed", words, " ".join(fixes)) if fixes else ok("speed", words)
-
-
-def computes_in(how: Placement, device: torch.device) -> str:
-    """Return the type of matrix products, and on a CUDA card the kernel of attention."""
-    is_tf32 = how.autocast is None and accelerator.has_tf32(device)
-    products = "fp32, with matrix products in TF32" if is_tf32 else how.computes_in
-    if device.type != "cuda":
-        return products
-    kernel = "flash" if has_flash_kernel(device, how.autocast or torch.float32) else "memory-efficient"
-    return f"{products}, with {kernel} attention"
 
 
 def faster(device: torch.device, how: Placement, sequences: int, threads: int, cpu_bytes: int) -> list[str]:

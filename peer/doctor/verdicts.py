@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from p2ptrain.admission import Refusal, remedy
-from p2ptrain.base.ids import PeerId, short
 from p2ptrain.net import address
-from p2ptrain.net.path_mtu import PathVerdict, remedies
 from p2ptrain.net.relay.dial_back import DialOutcome, ReachabilityReport
 from p2ptrain.net.relay.mapping import direct, is_symmetric
 from p2ptrain.net.relay.reachability import MAX_CLOCK_OFF_S
@@ -21,7 +18,6 @@ from peer.messages import size
 CLOCK_NOTE_S = 5.0
 """Clock offset in seconds that is worth a note: more than any network's delay. Guess: clock offsets of
 healthy peers."""
-NO_INVITE = "Ask the run's author for an invite link: p2ptrain invite RUN"
 SLOW_BYTES_S = 64_000.0
 """Rate in bytes per second below which the line counts as slow: half a Mbit/s. At this rate a model of 15 million
 parameters takes four minutes, each way. Guess: the rate at which exchanges start to fail."""
@@ -34,27 +30,6 @@ class Observation:
     sight: ReachabilityReport
     clock_ahead_s: float = 0.0
     """Seconds by which our clock is ahead of the node's."""
-    sent_from: int = 0
-    """Local port of our connection to the node; 0: unknown."""
-
-
-def admission(policy: str, me: PeerId | None, why: Refusal | None, invite: str) -> Finding:
-    """Report whether the run admits this peer, or ``why`` not; ``me`` is None if the home has no identity yet."""
-    if policy == "open":
-        return ok("admission", "the run is open: anyone with its link may join")
-    if me is not None and why is None:
-        return ok("admission", f"the run admits {short(me)} ({policy})")
-    if policy == "invite" and invite and why is not Refusal.BANNED:
-        return ok("admission", "the run admits invited peers, and the link has an invite, which is checked on joining")
-    if me is None and policy == "allowlist":
-        words = "the run admits peers on its author's list, and this one has no peer id yet"
-        return note(
-            "admission", words, "Join once by the link; the error names the peer id that the author must admit."
-        )
-    if me is None:
-        return bad("admission", "the run admits only invited peers, and the link has no invite", NO_INVITE)
-    assert why is not None  # the case of None is handled above
-    return bad("admission", f"the run does not admit {short(me)}: {why.text}", remedy(why, me))
 
 
 def clock_ahead(asked_at: float, answered_at: float, theirs: float) -> float:
@@ -93,11 +68,7 @@ def router(seen: Sequence[Observation], own: Sequence[str], mapped: Sequence[str
     hosts = list(dict.fromkeys(address.host_of(each.sight.place) for each in far))
     if all(host in own for host in hosts):
         return ok("router", f"none: others see this machine's own address, {hosts[0]}")
-    known = [each for each in far if each.sent_from]
     words = f"others see {', '.join(hosts)}, the address of a router"
-    if known:
-        keeps = all(address.port_of([each.sight.place]) == each.sent_from for each in known)
-        words += " that keeps ports" if keeps else " that changes ports"
     if len(hosts) > 1:
         words += "; several addresses, as in a large provider's network"
     if is_symmetric(mapped):
@@ -151,25 +122,6 @@ def reach(
     if has_relay:
         return note("reach", f"{where}; a relay carries inbound links, which is slower", f"{fix}.")
     return bad("reach", f"{where}, and no relay accepts it", f"{fix}; or ask somebody to run with --relay.")
-
-
-def path(examined: Mapping[str, PathVerdict], can_help: bool) -> Finding:
-    """Report whether paths carry packets of this machine's MTU, by host.
-
-    Args:
-        can_help: whether a peer could let routers fragment its packets.
-    """
-    if not examined:
-        return skipped("path", "no node could be dialed directly to examine the path to it")
-    narrow = {host: verdict for host, verdict in examined.items() if verdict.is_narrow}
-    if not narrow:
-        return ok("path", f"large packets reach {_nodes(len(examined))}")
-    words = f"large packets to {', '.join(narrow)} are lost in silence: the path's MTU is smaller, and ICMP is blocked"
-    lasting, both_ways = remedies()
-    fix = f"Let the kernel find the path's MTU: {lasting}. If others' packets are lost, too: {both_ways}"
-    if can_help and all(verdict.fragments_pass for verdict in narrow.values()):
-        return note("path", f"{words}; a peer works, since routers on it may fragment what it sends", fix)
-    return bad("path", words, fix)
 
 
 def rates(measured: Sequence[tuple[str, float, float]]) -> Finding:

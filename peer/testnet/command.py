@@ -5,13 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shlex
 import shutil
-import signal
 import sys
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
@@ -21,18 +17,19 @@ from rich.console import Console
 
 from p2ptrain.base.errors import UserError
 from p2ptrain.base.imports import package_of_clone
-from p2ptrain.base.text import PLAIN_WIDTH
-from p2ptrain.data.file_store import FILES_FOLDER, named_weights, stored
-from p2ptrain.manifest import PRESETS, Manifest, parameter_count
+from p2ptrain.base.text import PLAIN_WIDTH, command_line
+from p2ptrain.manifest import PRESETS, parameter_count
 from p2ptrain.page.listen_address import ListenAddress, check_listen_address
 from peer.options import WEIGHTS, FiniteRange
 from peer.testnet import report as reports
 from peer.testnet.plan import Plan, chosen_manifest, claimed, lay_out
 from peer.testnet.report import TestnetReport
-from peer.testnet.runner import Ending, Means, conduct, page_url
+from peer.testnet.runner import Ending, Means, conduct
 from peer.testnet.watch import Watch
 
 EXIT_FAILED = 1
+OF_RUN = ("preset", "manifest", "peers", "seconds", "no_solo", "devices", "stages", "seed", "weights")
+"""Options that a scenario replaces."""
 
 
 @click.command(short_help="Run a whole swarm on this machine and compare it with one peer.")
@@ -102,186 +99,118 @@ def testnet(
     With --scenario, run that scenario with real peers instead and check the outcome against its limits
     (docs/LABORATORY.md in a clone). The exit status is 1 if a limit is missed.
     """
-    _refuse_mixtures(context, scenario is not None)
+    wrong = [name for name in (OF_RUN if scenario else ("stage", "changes")) if _is_given(context, name)]
+    if wrong:
+        options = ", ".join("--set" if name == "changes" else f"--{name.replace('_', '-')}" for name in wrong)
+        words = "cannot be used with --scenario: the scenario file defines the run" if scenario else "needs --scenario"
+        raise click.UsageError(f"{options} {words}.")
     if scenario is not None:
         run_scenario = package_of_clone("lab", "--scenario").run_scenario
         place = out if _is_given(context, "out") else Path("out/lab") / scenario.stem
         return run_scenario(scenario, changes, stage, place, threads, page or "")
+    if stages is not None and devices is None:
+        raise click.UsageError("--stages needs --devices.")
+    if page is not None and devices is not None:
+        raise click.UsageError("--page cannot be used with --devices, which runs two testnets.")
     chosen = chosen_manifest(preset, manifest)
+    if page is not None:
+        check_listen_address(ListenAddress.parse(page))  # before an earlier testnet is replaced
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=PLAIN_WIDTH)
-    if page is not None:
-        check_listen_address(ListenAddress.parse(page))  # before an earlier testnet is replaced
     source = None if manifest is None else manifest if manifest.is_dir() else manifest.parent
-    means = Means(threads, weights or _kept_weights(source, chosen), page or "")
-    if stages is not None and devices is None:
-        raise click.UsageError("--stages needs --devices.")
+    means = Means(threads, seconds, weights, page, page is not None and sys.stdout.isatty())
+    names = [f"peer-{number}" for number in range(1, peers + 1)]
+
+    def conducted(place: Path, solo: bool, means: Means) -> TestnetReport:
+        with claimed(place):
+            return _conducted(lay_out(place, chosen, names, solo, seed, source=source), means, console)
+
     if devices is None:
-        report = _conducted(out, chosen, source, peers, not no_solo, seed, means, seconds, page, console)
-        return EXIT_FAILED if report.failures else 0
-    if page is not None:
-        raise click.UsageError("--page cannot be used with --devices, which runs two testnets.")
-    with_several, plain = (
-        _conducted(out / name, chosen, source, peers, False, seed, each, seconds, None, console)
-        for name, each in (("several", replace(means, devices=devices, stages=stages)), ("plain", means))
-    )
-    for line in reports.devices_comparison(with_several, plain, devices):
-        console.print(line, markup=False, soft_wrap=True)
-    return EXIT_FAILED if with_several.failures or plain.failures else 0
-
-
-def _conducted(
-    out: Path,
-    manifest: Manifest,
-    source: Path | None,
-    peers: int,
-    solo: bool,
-    seed: int | None,
-    means: Means,
-    seconds: float | None,
-    page: str | None,
-    console: Console,
-) -> TestnetReport:
-    """Run one testnet in its directory and print its report."""
-    with claimed(out):
-        plan = lay_out(out, manifest, peers, solo, seed, source=source)
-        with Watch(plan.trainers, console) as watch:
-            watch.say(_opening(plan))
-            try:
-                if page is not None and sys.stdout.isatty():
-                    return _watched(plan, means, seconds, watch)
-                return _finish(plan, means, _run(plan, means, seconds, watch), watch)
-            except KeyboardInterrupt:
-                watch.say("interrupted; all processes have stopped")
-                raise
-
-
-def _kept_weights(source: Path | None, manifest: Manifest) -> Path | None:
-    """Return the folder of the initial weights that the run's directory keeps; None if it has none or names none."""
-    is_kept = source is not None and any(stored(source, file.sha256) for file in named_weights(manifest))
-    return source / FILES_FOLDER if source is not None and is_kept else None
-
-
-def _refuse_mixtures(context: click.Context, is_scenario: bool) -> None:
-    """Raise click.UsageError for options that have no effect with a scenario, or none without one."""
-    without = ["preset", "manifest", "peers", "seconds", "no_solo", "devices", "stages", "seed"]
-    without += ["weights"]
-    wrong = [name for name in (without if is_scenario else ["stage", "changes"]) if _is_given(context, name)]
-    if wrong:
-        names = ", ".join("--set" if name == "changes" else f"--{name.replace('_', '-')}" for name in wrong)
-        if is_scenario:
-            raise click.UsageError(f"{names} cannot be used with --scenario: the scenario file defines the run.")
-        raise click.UsageError(f"{names} needs --scenario.")
+        return EXIT_FAILED if conducted(out, not no_solo, means).failures else 0
+    several = conducted(out / "several", False, replace(means, devices=devices, stages=stages))
+    plain = conducted(out / "plain", False, means)
+    if several.measured is not None and plain.measured is not None:
+        ours, theirs = several.measured.averaged_val_loss, plain.measured.averaged_val_loss
+        words = f"{ours:.4f} with {names[0]} on {devices}, {theirs:.4f} with plain peers alone"
+        _print(console, f"Held-out loss of the averaged model: {words} (ratio {ours / theirs:.3f})")
+    return EXIT_FAILED if several.failures or plain.failures else 0
 
 
 def _is_given(context: click.Context, name: str) -> bool:
     return context.get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
-def _opening(plan: Plan) -> str:
-    manifest = plan.signed.manifest
+def _print(console: Console, *lines: str) -> None:
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _conducted(plan: Plan, means: Means, console: Console) -> TestnetReport:
+    """Run a testnet, print its report and write its summary."""
+    watch, manifest = Watch(plan.trainers, console), plan.signed.manifest
     solo = " and a solo run to compare with" if plan.solo else ""
-    return (
+    watch.say(
         f"{len(plan.peers)} peers{solo}; model of {parameter_count(manifest.model):,} parameters, "
         f"{manifest.run.tokens:,} tokens of all peers; output directory: {plan.out}"
     )
+    found: list[TestnetReport] = []
 
-
-def _run(
-    plan: Plan,
-    means: Means,
-    seconds: float | None,
-    watch: Watch,
-    afterwards: Callable[[Ending], Awaitable[None]] | None = None,
-) -> Ending:
-    """Run ``conduct`` in its own event loop. SIGTERM acts as Ctrl+C: the children end, then KeyboardInterrupt."""
-
-    async def interruptible() -> Ending:
-        task = asyncio.current_task()
-        assert task is not None  # asyncio.run made it
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        return await conduct(plan, means, seconds, watch, afterwards)
+    def finish(ending: Ending) -> None:
+        report = _report(plan, means, ending)
+        found.append(report)
+        document = json.dumps(reports.summary(report), indent=1, allow_nan=False)
+        (plan.out / "summary.json").write_text(document + "\n", encoding="utf-8")
+        _show(report, plan, console)
 
     try:
-        return asyncio.run(interruptible())
-    except asyncio.CancelledError:
+        asyncio.run(conduct(plan, means, watch, finish))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        watch.say("interrupted; all processes have stopped")
         raise KeyboardInterrupt from None
+    return found[0]
 
 
-def _watched(plan: Plan, means: Means, seconds: float | None, watch: Watch) -> TestnetReport:
-    """Run the testnet, print its report, and keep the page open until Ctrl+C."""
-    finished: list[TestnetReport] = []
-
-    async def stay(ending: Ending) -> None:
-        finished.append(_finish(plan, means, ending, watch))
-        watch.say(f"the page stays open at {page_url(plan.bootstrap / 'output.log')} until Ctrl+C")
-        await asyncio.get_running_loop().create_future()
-
-    try:
-        ending = _run(plan, means, seconds, watch, stay)
-    except KeyboardInterrupt:
-        if not finished:
-            raise
-        return finished[0]
-    return _finish(plan, means, ending, watch)  # after a trouble the page does not stay open
-
-
-def _finish(plan: Plan, means: Means, ending: Ending, watch: Watch) -> TestnetReport:
-    watch.close()
-    report = _report(plan, means, ending, watch.console)
-    plan.summary.write_text(json.dumps(reports.summary(report), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    _show(report, plan, watch.console)
-    return report
-
-
-def _report(plan: Plan, means: Means, ending: Ending, console: Console) -> TestnetReport:
+def _report(plan: Plan, means: Means, ending: Ending) -> TestnetReport:
     measured, unmeasured = None, "the testnet ended early"
     if not ending.troubles:
-        with console.status("averaging the peers' models"):
-            from peer.testnet.measure import measure
+        from peer.testnet.measure import measure
 
-            try:
-                homes = [each.home for each in plan.peers]
-                measured = measure(plan.signed, homes, means.threads)
-            except UserError as error:
-                unmeasured = error.problem
-    return TestnetReport(
-        peers=tuple(reports.outcome(each.name, each.home.summary) for each in plan.peers),
-        solo=reports.outcome(plan.solo.name, plan.solo.home.summary) if plan.solo else None,
-        ending=ending,
-        measured=measured,
-        unmeasured=unmeasured,
-        seed=plan.signed.manifest.run.seed,
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        machine=reports.machine(),
-    )
+        try:
+            measured = measure(plan.signed, [each.home for each in plan.peers], means.threads)
+        except UserError as error:
+            unmeasured = error.problem
+    peers = tuple(reports.outcome(each.name, each.home.summary) for each in plan.peers)
+    solo = reports.outcome(plan.solo.name, plan.solo.home.summary) if plan.solo else None
+    return TestnetReport(peers, solo, ending, measured, unmeasured, plan.signed.manifest.run.seed)
 
 
 def _show(report: TestnetReport, plan: Plan, console: Console) -> None:
     console.print(reports.table(report))
-    for line in reports.comparison(report):
-        console.print(line, markup=False, soft_wrap=True)
+    _print(console, *reports.comparison(report))
     if report.measured is not None:
         console.rule("written by the averaged model", style="dim")
-        console.print(report.measured.sample, markup=False, soft_wrap=True)
+        _print(console, report.measured.sample)
         console.rule(style="dim")
-    console.print(f"{report.ending.wall_s:.0f} s; figures in {plan.summary}", markup=False, soft_wrap=True)
+    _print(console, f"{report.ending.wall_s:.0f} s; figures in {plan.out / 'summary.json'}")
     if report.failures:
         console.print("FAILED:", style="bold red")
-        for failure in report.failures:
-            console.print(f"- {failure}", markup=False, soft_wrap=True)
-        console.print(f"Output of each process: {plan.out}/*/output.log", markup=False, soft_wrap=True)
+        _print(console, *(f"- {failure}" for failure in report.failures))
+        _print(console, f"Output of each process: {plan.out}/*/output.log")
         return
-    console.print(f"Checkpoints: {plan.out}/peer-*/checkpoints. Next steps:", markup=False, soft_wrap=True)
-    for line in reports.next_steps(shlex.quote(_our_command()), plan.out, plan.signed.manifest.corpus):
-        console.print(f"  {line}", markup=False, soft_wrap=True)
+    ours, home = _our_command(), plan.out / "peer-1"
+    is_dialogue = plan.signed.manifest.corpus.kind == "shards" and plan.signed.manifest.corpus.template
+    words: list[str | Path] = ["chat", home] if is_dialogue else ["generate", home, "How the text begins"]
+    _print(
+        console,
+        f"Checkpoints: {plan.out}/peer-*/checkpoints. Next steps:",
+        f"  {command_line(ours, *words)}",
+        f"  {command_line(ours, 'export', home, plan.out / 'exported')}",
+    )
 
 
 def _our_command() -> str:
     """Return how a shell finds this p2ptrain: by name, or by path in a virtual environment that is not active."""
-    ours = Path(sys.executable).parent / "p2ptrain"
+    ours = Path(sys.executable).absolute().with_name("p2ptrain")
     found = shutil.which("p2ptrain")
-    if found is not None and Path(found).absolute() == ours.absolute():
-        return "p2ptrain"
-    return os.path.relpath(ours) if ours.is_relative_to(Path.cwd()) else str(ours)
+    return "p2ptrain" if found is not None and Path(found).absolute() == ours else os.path.relpath(ours)

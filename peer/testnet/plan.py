@@ -13,14 +13,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from p2ptrain.base import files
 from p2ptrain.base.errors import HomeError, ManifestError
@@ -33,7 +31,6 @@ from p2ptrain.manifest import (
     Manifest,
     SignedManifest,
     create_run,
-    load_run,
     preset,
     read_run,
     render_toml,
@@ -72,7 +69,7 @@ class Plan:
     out: Path
     signed: SignedManifest
     peers: tuple[TrainerProcess, ...]
-    solo: TrainerProcess | None
+    solo: TrainerProcess | None = None
 
     @property
     def run(self) -> Path:
@@ -86,10 +83,6 @@ class Plan:
     @property
     def bootstrap(self) -> Path:
         return self.out / "bootstrap"
-
-    @property
-    def summary(self) -> Path:
-        return self.out / "summary.json"
 
     @property
     def trainers(self) -> tuple[TrainerProcess, ...]:
@@ -108,12 +101,13 @@ def chosen_manifest(preset_name: str, source: Path | None) -> Manifest:
     return manifest
 
 
-@contextlib.contextmanager
-def claimed(out: Path, before: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Lock OUT and empty it of an earlier testnet. Raises HomeError if it holds anything but a testnet.
+def claimed(out: Path, before: Callable[[], None] = lambda: None) -> BinaryIO:
+    """Empty OUT of an earlier testnet. Raises HomeError if it holds anything else, or if another testnet runs there.
 
     Args:
         before: called after locking and before emptying, to end processes of that testnet that still write there.
+
+    Returns the open lock file, a context manager; closing it frees OUT.
     """
     marker = out / MARKER
     try:
@@ -123,51 +117,38 @@ def claimed(out: Path, before: Callable[[], None] = lambda: None) -> Iterator[No
                 "Choose another directory with --out; only an earlier testnet is replaced.",
             )
         out.mkdir(parents=True, exist_ok=True)
-        lock = os.open(marker, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise _unwritable(out, error) from error
-    try:
-        _lock(lock, out)
+        lock = marker.open("ab")
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         before()
-        _empty(out, marker)
-        yield
-    finally:
-        os.close(lock)
-
-
-def _empty(out: Path, marker: Path) -> None:
-    try:
         for entry in out.iterdir():
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
             elif entry != marker:
                 entry.unlink()
-    except OSError as error:
-        raise _unwritable(out, error) from error
-
-
-def _lock(handle: int, out: Path) -> None:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        lock.close()
         raise HomeError(
             f"Another testnet is running in {out}.", "Wait for it, stop it, or choose another directory with --out."
         ) from None
+    except OSError as error:
+        remedy = files.remedy(error, "choose another directory with --out")
+        raise HomeError(f"{out} cannot be written: {files.cause(error)}.", remedy) from error
+    return lock
 
 
 def lay_out(
     out: Path,
     manifest: Manifest,
-    peers: int | Sequence[str],
-    solo: bool,
-    seed: int | None,
+    names: Sequence[str],
+    solo: bool = False,
+    seed: int | None = None,
     is_gated: bool = False,
     source: Path | None = None,
 ) -> Plan:
     """Create a run with its own key, its solo twin, and a home with an identity for each trainer. Raises UserError.
 
     Args:
-        peers: number of peers, or their names.
+        names: of the peers.
         is_gated: whether the manifest's admission policy applies; otherwise admission is open.
         source: the author's directory of the run, with the files and the shards that the manifest names; None: it
             names none.
@@ -175,37 +156,35 @@ def lay_out(
     changes: dict[str, Any] = {} if seed is None else {"run.seed": seed}
     changes |= {} if is_gated else OPEN
     signed = _write_run(out / "run", manifest, changes)
-    names = [f"peer-{number}" for number in range(1, peers + 1)] if isinstance(peers, int) else peers
     alone = None
     if solo:
         twin = _write_run(out / "solo-run", signed.manifest, _solo_changes(signed.manifest, len(names)))
-        alone = _trainer(out, "solo")
+        alone = trainer(out, "solo")
         alone.home.write(alone.home.path / SIGNED_FILE, twin.to_bytes())
-    plan = Plan(out, signed, tuple(_trainer(out, name) for name in names), alone)
-    if source is not None:
-        _carry_files(source, plan)
-    elif signed.manifest.corpus.kind == "shards":
-        raise ManifestError(
-            "The manifest names a text by its root, and there is no folder of its shards beside it.",
-            "Name the run's directory, which `p2ptrain init` made: --manifest RUN",
-        )
+    plan = Plan(out, signed, tuple(trainer(out, name) for name in names), alone)
+    _carry_files(source, plan)
     return plan
 
 
-def _carry_files(source: Path, plan: Plan) -> None:
-    """Put the files of a run where bootstrap and trainers look for them. Raises UserError if one is missing."""
+def trainer(out: Path, name: str) -> TrainerProcess:
+    """Return a trainer; creates its identity, so that its peer id is known before it starts."""
+    home = Home(out / name)
+    return TrainerProcess(name, home, Identity.load_or_create(home.identity).peer_id)
+
+
+def _carry_files(source: Path | None, plan: Plan) -> None:
+    """Put the files of a run where bootstrap and trainers look for them. Raises ManifestError if one is missing."""
     for file in named_files(plan.signed.manifest):
-        if file.option == WEIGHTS_OPTION:
-            continue
-        path = stored(source, file.sha256)
-        if path is None:
+        path = stored(source, file.sha256) if source is not None else None
+        if path is not None:
+            for place in (plan.run, *(each.home.path for each in plan.trainers)):
+                FileStore(place / FILES_FOLDER).adopt(file, path)
+        elif file.option != WEIGHTS_OPTION:  # large weights are not stored; the owner names them
             raise ManifestError(
-                f"The run's {file.what} is not in {source / FILES_FOLDER / file.sha256}.",
-                "Name the run's directory, which `p2ptrain init` made, or restore that file.",
+                f"The run's {file.what}, {FILES_FOLDER}/{file.sha256}, is not beside its manifest.",
+                "Name the run's directory, which `p2ptrain init` made: --manifest RUN",
             )
-        for place in (plan.run, *(each.home.path for each in plan.trainers)):
-            FileStore(place / FILES_FOLDER).adopt(file, path)
-    if plan.signed.manifest.corpus.kind == "shards":
+    if source is not None and plan.signed.manifest.corpus.kind == "shards":
         plan.shards.symlink_to((source / SHARDS_FOLDER).absolute())
 
 
@@ -220,27 +199,8 @@ def _solo_changes(manifest: Manifest, peers: int) -> dict[str, Any]:
     }
 
 
-def laid_out(out: Path, names: Sequence[str]) -> Plan:
-    """Return the plan that ``lay_out`` created there for peers of these names, without a solo run."""
-    return Plan(out, load_run(out / "run"), tuple(_trainer(out, name) for name in names), None)
-
-
 def _write_run(directory: Path, manifest: Manifest, changes: Mapping[str, Any]) -> SignedManifest:
     created = create_run(directory, "demo")  # for its key; the manifest is the chosen one
     own = with_changes(manifest, {"run.public_key": created.run.public_key, **changes})
-    try:
-        (directory / MANIFEST_FILE).write_text(render_toml(own), encoding="utf-8")
-    except OSError as error:
-        raise _unwritable(directory, error) from error
+    files.replace(directory / MANIFEST_FILE, render_toml(own).encode())
     return sign_run(directory).signed
-
-
-def _trainer(out: Path, name: str) -> TrainerProcess:
-    """Return a trainer; creates its identity, so that the display can show names instead of ids."""
-    home = Home(out / name)
-    return TrainerProcess(name, home, Identity.load_or_create(home.identity).peer_id)
-
-
-def _unwritable(place: Path, error: OSError) -> HomeError:
-    remedy = files.remedy(error, "choose another directory with --out")
-    return HomeError(f"{place} cannot be written: {files.cause(error)}.", remedy)

@@ -1,18 +1,19 @@
 """Start the processes of a testnet, watch them, and stop them at the end or after a fault.
 
-Every started child is in ``_Cast.children`` and ends before ``conduct`` returns, also on an error or cancellation.
+Every started child ends before ``conduct`` returns, also on an error or cancellation.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from p2ptrain.base.imports import command_imports
 from peer.owner.settings import COMPILE_VARIABLE, compile_mode
 from peer.testnet import processes
 from peer.testnet.plan import Plan, TrainerProcess
@@ -35,6 +36,8 @@ core and saves a quarter of the time."""
 LEAVE_GRACE_S = 20.0
 """Time for a trainer to stop after Ctrl+C, where the final loss may stay unknown."""
 
+BOOTSTRAP = "the bootstrap"
+
 
 @dataclass(frozen=True, slots=True)
 class Ending:
@@ -51,107 +54,82 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """Options of the trainers apart from the run."""
+    """Options apart from the run."""
 
     threads: int
     """Threads of torch in each process."""
+    seconds: float | None = None
+    """Training time after which the trainers save and leave; None: until the run ends."""
     weights: Path | None = None
-    page: str = ""
-    """Address at which the bootstrap shows the swarm; empty for none."""
-    devices: str = ""
-    """Devices of the first peer; empty: one, as for the others."""
+    page: str | None = None
+    """Address at which the bootstrap shows the swarm; None for none."""
+    stays: bool = False
+    """Whether the page stays open after the end until Ctrl+C."""
+    devices: str | None = None
+    """Devices of the first peer; None: one, as for the others."""
     stages: int | None = None
     """Pipeline stages of the first peer; None: as the peer chooses."""
 
-    def arguments(self) -> list[str]:
-        return [] if self.weights is None else ["--weights", str(self.weights)]
 
-
-@dataclass(slots=True)
-class _Cast:
-    """The processes started so far."""
-
-    bootstrap: Child | None = None
-    trainers: dict[str, Child] = field(default_factory=dict)
-
-    @property
-    def children(self) -> list[Child]:
-        return [*self.trainers.values(), *([self.bootstrap] if self.bootstrap else [])]
-
-
-async def conduct(
-    plan: Plan,
-    means: Means,
-    seconds: float | None,
-    watch: Watch,
-    afterwards: Callable[[Ending], Awaitable[None]] | None = None,
-) -> Ending:
-    """Run the testnet to its end.
+async def conduct(plan: Plan, means: Means, watch: Watch, finish: Callable[[Ending], None]) -> None:
+    """Run the testnet to its end. SIGTERM acts as Ctrl+C.
 
     Args:
-        seconds: training time after which the trainers save and leave; None: until the run ends.
-        afterwards: called when only the bootstrap, with its page, still runs; not called after a trouble.
+        finish: called when all trainers have ended.
     """
-    began = time.monotonic()
-    cast = _Cast()
+    task = asyncio.current_task()
+    assert task is not None  # asyncio.run made it
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    began, children, cut_short = time.monotonic(), dict[str, Child](), False
     try:
-        troubles = await _start(plan, means, cast, watch, _compiling(seconds, watch))
-        cut_short = False
+        troubles = await _start(plan, means, children, watch)
         if not troubles:
-            troubles, cut_short = await _until_over(cast, seconds, watch)
-        await processes.stop(list(cast.trainers.values()), SAVE_GRACE_S)
+            troubles, cut_short = await _until_over(children, means.seconds, watch)
+        trainers = {name: child for name, child in children.items() if name != BOOTSTRAP}
+        await processes.stop(trainers.values(), SAVE_GRACE_S)
         watch.refresh()
-        statuses = {name: child.ended.result() for name, child in cast.trainers.items()}
-        ending = Ending(statuses, tuple(troubles), cut_short, time.monotonic() - began)
-        if afterwards is not None and not troubles:
-            await afterwards(ending)
+        statuses = {name: child.ended.result() for name, child in trainers.items()}
+        finish(Ending(statuses, tuple(troubles), cut_short, time.monotonic() - began))
+        if means.stays and not troubles:
+            watch.say(f"the page stays open at {page_url(plan.bootstrap / 'output.log')} until Ctrl+C")
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.get_running_loop().create_future()
     finally:
-        await processes.stop(cast.children, LEAVE_GRACE_S)
-    return ending
+        await processes.stop(children.values(), LEAVE_GRACE_S)
 
 
-def _compiling(seconds: float | None, watch: Watch) -> dict[str, str]:
-    """Return variables of the trainers' environment that let the first one compile the step, for all of them."""
-    if compile_mode("auto", os.environ) == "off" or (seconds is not None and seconds < COMPILE_WORTH_S):
-        return {}
-    with command_imports():
-        from p2ptrain.train.compiling import compiler_program
+async def _start(plan: Plan, means: Means, children: dict[str, Child], watch: Watch) -> list[str]:
+    """Start all processes into ``children``; return troubles."""
+    weights = [] if means.weights is None else ["--weights", str(means.weights)]
+    is_short = means.seconds is not None and means.seconds < COMPILE_WORTH_S
+    # At once: with the low priority of other compilers it would end after the testnet.
+    variables = {} if is_short or compile_mode("auto", os.environ) == "off" else {COMPILE_VARIABLE: "on"}
 
-    if compiler_program(os.environ) is None:
-        watch.say("there is no C++ compiler, which would make training faster; p2ptrain doctor says how to install one")
-        return {}
-    return {COMPILE_VARIABLE: "on"}  # at once: with the low priority it would end after the testnet
+    async def start(trainer: TrainerProcess, *arguments: str) -> None:
+        words = [*arguments, "--home", str(trainer.home.path), *weights]
+        children[trainer.name] = await processes.start(
+            trainer.name, "peer", words, trainer.log, means.threads, variables=variables
+        )
 
-
-async def _start(plan: Plan, means: Means, cast: _Cast, watch: Watch, variables: Mapping[str, str]) -> list[str]:
     if plan.solo is not None:  # it needs no bootstrap and can start first
         text = ["--mirror", str(plan.shards)] if plan.shards.exists() else []
-        cast.trainers["solo"] = await _trainer(plan.solo, text, means, variables)
+        await start(plan.solo, *text)
     arguments = [str(plan.run), "--local", "--home", str(plan.bootstrap)]
-    arguments += ["--page", means.page] if means.page else []
-    cast.bootstrap = await processes.start("bootstrap", "bootstrap", arguments, plan.bootstrap / "output.log", 1)
-    link = await join_link(plan.bootstrap / "join-link.txt", cast.bootstrap)
+    arguments += [] if means.page is None else ["--page", means.page]
+    log = plan.bootstrap / "output.log"
+    bootstrap = children[BOOTSTRAP] = await processes.start("bootstrap", "bootstrap", arguments, log, 1)
+    link = await join_link(plan.bootstrap / "join-link.txt", bootstrap)
     if link is None:
-        if cast.bootstrap.ended.done():
-            return [f"the bootstrap ended; {said(cast.bootstrap)}"]
-        return [f"the bootstrap printed no join link within {LINK_DEADLINE_S:.0f} s; {said(cast.bootstrap)}"]
+        return [f"the bootstrap printed no join link; {said(bootstrap)}"]
     watch.say(f"the bootstrap is up; starting {len(plan.peers)} peers")
-    if means.page:
-        watch.say(f"watch them at {page_url(plan.bootstrap / 'output.log')}")
-    shared = ["--share"] if means.page else []
+    if means.page is not None:
+        watch.say(f"watch them at {page_url(log)}")
     for number, each in enumerate(plan.peers):
-        several = ["--devices", means.devices] if means.devices and number == 0 else []
-        several += ["--stages", str(means.stages)] if means.stages is not None and number == 0 else []
-        arguments = [link, "--local", "--nickname", each.name, *shared, *several]
-        cast.trainers[each.name] = await _trainer(each, arguments, means, variables)
+        own = ["--share"] if means.page is not None else []
+        own += ["--devices", means.devices] if means.devices is not None and number == 0 else []
+        own += ["--stages", str(means.stages)] if means.stages is not None and number == 0 else []
+        await start(each, link, "--local", "--nickname", each.name, *own)
     return []
-
-
-async def _trainer(
-    trainer: TrainerProcess, arguments: Sequence[str], means: Means, variables: Mapping[str, str]
-) -> Child:
-    arguments = [*arguments, "--home", str(trainer.home.path), *means.arguments()]
-    return await processes.start(trainer.name, "peer", arguments, trainer.log, means.threads, variables=variables)
 
 
 def page_url(log: Path) -> str:
@@ -170,14 +148,22 @@ async def join_link(path: Path, bootstrap: Child) -> str | None:
     return path.read_text(encoding="utf-8").strip()
 
 
-async def _until_over(cast: _Cast, seconds: float | None, watch: Watch) -> tuple[list[str], bool]:
+async def _until_over(children: Mapping[str, Child], seconds: float | None, watch: Watch) -> tuple[list[str], bool]:
     """Watch until all trainers have ended, time is up or there is trouble. Returns troubles, and if time was up."""
     training_since: float | None = None
-    while running := [child.ended for child in cast.trainers.values() if not child.ended.done()]:
+    trainers = [child.ended for name, child in children.items() if name != BOOTSTRAP]
+    while running := [ended for ended in trainers if not ended.done()]:
         await asyncio.wait(running, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
         watch.refresh()
         now = time.monotonic()
-        if troubles := _troubles(cast, now - watch.heard_at):
+        troubles = [
+            f"{name} ended with status {child.status}; {said(child)}"
+            for name, child in children.items()
+            if child.status or (child.status is not None and name == BOOTSTRAP)
+        ]
+        if now - watch.heard_at > SILENCE_S:
+            troubles.append(f"no trainer has written to its event log for {now - watch.heard_at:.0f} s")
+        if troubles:
             return troubles, False
         if training_since is None and watch.all_begun:
             training_since = now
@@ -185,19 +171,6 @@ async def _until_over(cast: _Cast, seconds: float | None, watch: Watch) -> tuple
             watch.say(f"{seconds:g} s of training are over; all peers save and leave")
             return [], True
     return [], False
-
-
-def _troubles(cast: _Cast, silence_s: float) -> list[str]:
-    troubles = [
-        f"{child.name} ended with status {child.status}; {said(child)}"
-        for child in cast.trainers.values()
-        if child.status
-    ]
-    if cast.bootstrap is not None and cast.bootstrap.status is not None:
-        troubles.append(f"the bootstrap ended with status {cast.bootstrap.status}; {said(cast.bootstrap)}")
-    if silence_s > SILENCE_S:
-        troubles.append(f"no trainer has written to its event log for {silence_s:.0f} s")
-    return troubles
 
 
 def said(child: Child) -> str:

@@ -263,7 +263,7 @@ def test_nothing_remains_whatever_ends_a_testnet(
     """Ctrl+C, SIGTERM and an engine that fails."""
     scenario, out = parse(tiny), tmp_path / "out"
     out.mkdir()
-    lay_out(out, manifest_of(scenario), [part.name for part in script_of(scenario).peers], solo=False, seed=None)
+    lay_out(out, manifest_of(scenario), [part.name for part in script_of(scenario).peers])
 
     async def run_script(*arguments: Any) -> None:
         raise error
@@ -285,7 +285,7 @@ def test_an_engine_that_fails_at_the_end_loses_no_record(
 ) -> None:
     scenario, out = parse(tiny), tmp_path / "out"
     out.mkdir()
-    lay_out(out, manifest_of(scenario), [part.name for part in script_of(scenario).peers], solo=False, seed=None)
+    lay_out(out, manifest_of(scenario), [part.name for part in script_of(scenario).peers])
 
     async def run_script(*arguments: Any) -> RunRecord:
         monkeypatch.setenv("FAILS", "ps")
@@ -383,7 +383,7 @@ def test_a_testnet_whose_killed_peer_stays_away_has_not_passed(
     script = script_of(scenario)
     out = tmp_path / "out"
     out.mkdir()
-    lay_out(out, manifest_of(scenario), [part.name for part in script.peers], solo=False, seed=None)
+    lay_out(out, manifest_of(scenario), [part.name for part in script.peers])
     away = {"status": -9, "ended_by_us": "is killed"}
     record = {"lives": {part.name: [away] for part in script.peers}, "cut_short": False, "wall_s": 9.0}
     console = Console(file=io.StringIO(), width=120)
@@ -401,7 +401,7 @@ def test_faults_beyond_the_limits_are_reported(asked: Path, tiny: dict[str, Any]
     script = script_of(scenario)
     out = tmp_path / "out"
     out.mkdir()
-    lay_out(out, manifest_of(scenario), [part.name for part in script.peers], solo=False, seed=None)
+    lay_out(out, manifest_of(scenario), [part.name for part in script.peers])
     well = {"status": 0, "ended_by_us": ""}
     record = {"lives": {part.name: [well] for part in script.peers}, "cut_short": False, "wall_s": 9.0}
     beyond = container_summary.write_summary(out, script, record, ("known",), 1, Console(file=io.StringIO(), width=120))

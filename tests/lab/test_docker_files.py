@@ -16,8 +16,6 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from bootstrap.app import IN_CONTAINER
-
 DOCKER = Path(__file__).parent.parent.parent / "docker"
 STAND_IN = """#!/bin/sh
 echo "$(basename "$0") $*" >> "$ASKED"
@@ -119,15 +117,6 @@ def test_health_is_asked_where_the_bootstrap_listens(machine: Machine, way: str)
     assert machine.run("health.sh").returncode == 1
 
 
-def test_at_whatever_port_is_free_the_link_alone_is_health(machine: Machine) -> None:
-    (machine.root / "data" / "run").mkdir()
-    machine.run("entry.sh", "bootstrap", "--local")
-    assert machine.said[-1].endswith("/run --local")
-    machine.tool("python3", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    (machine.root / "swarm" / "join-link.txt").touch()
-    assert machine.run("health.sh").returncode == 0
-
-
 def test_a_peer_takes_the_link_that_is_nearest_and_goes_on_without_one(machine: Machine) -> None:
     """Check that only a new peer waits for a link: a peer with a home already knows its run and its bootstraps."""
     home, link = machine.root / "data" / "peer", machine.root / "swarm" / "join-link.txt"
@@ -166,43 +155,7 @@ def test_rates_are_set_by_root_who_then_steps_down(machine: Machine) -> None:
     assert machine.said == ["sh /usr/local/bin/p2ptrain-line 2   ", " as a user at home in /data"]
 
 
-@pytest.mark.parametrize(
-    ("variant", "index", "torch"),
-    [
-        ("cpu", "", "--no-deps --index-url https://download.pytorch.org/whl/cpu torch"),
-        ("cpu", "https://mirror", "--no-deps --index-url https://mirror torch"),
-        ("cpu", "none", "torch"),
-        ("cuda", "", "torch"),
-        ("cuda", "https://mirror", "--index-url https://mirror torch"),
-    ],
-)
-def test_torch_comes_from_its_index_and_what_it_needs_from_pypi(
-    machine: Machine, variant: str, index: str, torch: str
-) -> None:
-    tool = machine.root / "venv" / "bin" / "python"
-    tool.parent.mkdir()
-    tool.write_text(STAND_IN)
-    tool.chmod(0o755)
-    assert machine.run("install-needs.sh", variant, index).returncode == 0
-    pip = "python -m pip install --no-cache-dir --disable-pip-version-check -c constraints.txt"
-    assert machine.said == [f"{pip} {torch}", "python -", f"{pip} -r needs.txt"]
-
-
-def test_a_build_without_a_network_says_so(machine: Machine) -> None:
-    tool = machine.root / "venv" / "bin" / "python"
-    tool.parent.mkdir()
-    for step, what in (("torch", "torch cannot be fetched from "), ("needs.txt", "p2ptrain's dependencies cannot be ")):
-        tool.write_text(f'#!/bin/sh\ncase "$*" in *{step}) exit 1 ;; esac\n')
-        tool.chmod(0o755)
-        done = machine.run("install-needs.sh", "cpu", "")
-        assert done.returncode == 1
-        assert done.stderr.startswith(what)
-        assert "is there a network?" in done.stderr
-        assert done.stderr.count("\n") == 1
-    assert "Debian's packages cannot be fetched: is there a network?" in (DOCKER / "Dockerfile").read_text()
-
-
-@pytest.mark.parametrize("value", ["10M", "10Mbit", "0,5", "abc", ".", "1.2.3", "1;reboot", "-3"])
+@pytest.mark.parametrize("value", ["10M", "0,5", ".", "1;reboot", "-3"])
 @pytest.mark.parametrize("place", range(4))
 def test_what_is_no_number_narrows_no_line(machine: Machine, value: str, place: int) -> None:
     """Check values that are not numbers: awk would read "10M" as 10 and "abc" as 0, without an error."""
@@ -215,19 +168,6 @@ def test_what_is_no_number_narrows_no_line(machine: Machine, value: str, place: 
     assert f"got '{value}'." in done.stderr
     assert ("UP_MBIT", "DOWN_MBIT", "DELAY_MS", "LOSS_PERCENT")[place] in done.stderr
     assert not machine.asked.exists()
-
-
-def test_a_bootstraps_home_is_the_containers(machine: Machine) -> None:
-    """Check the place of the bootstrap's home: peers and the health check read its link there."""
-    for options in (["--home", "/data/mine"], ["--home=/data/mine"]):
-        done = machine.run("entry.sh", "bootstrap", *options)
-        assert done.returncode == 2
-        assert "mount that" in done.stderr
-
-
-def test_the_image_says_that_it_is_a_container() -> None:
-    """Check the variable by which the bootstrap knows that it is in a container, for its advice."""
-    assert f"{IN_CONTAINER}=1" in (DOCKER / "Dockerfile").read_text()
 
 
 @pytest.mark.parametrize(("tool", "module"), [("tc", "sch_tbf"), ("nft", "nft_limit")])
@@ -314,15 +254,6 @@ def test_a_router_and_who_is_behind_it_come_back_while_nobody_else_is_there(mach
     assert machine.said == ["ip route replace default via 10.231.77.2"]
 
 
-def test_a_router_that_is_on_no_network_says_so_after_a_while(machine: Machine) -> None:
-    machine.tool("ip", ADDRESSES)
-    machine.tool("sleep")
-    done = machine.run("router.sh", ROUTER="10.9.9.9")
-    assert done.returncode == 1
-    assert "No network interface has the address 10.9.9.9." in done.stderr
-    assert machine.said == ["sleep 0.5"] * 20
-
-
 def test_what_is_installed_can_read_every_corpus_and_serve_a_page() -> None:
     """Check the list of dependencies, which a script inside the script makes, on the real setup.cfg."""
     script = (DOCKER / "install-needs.sh").read_text().partition("<<'LIST'\n")[2].partition("\nLIST\n")[0]
@@ -356,23 +287,6 @@ def test_everything_that_is_installed_is_pinned() -> None:
             waiting += [each for each in further if each.marker is None or any(map(each.marker.evaluate, asked))]
     assert sorted(set(needs) - {canonicalize_name(each) for each in pinned}) == []
     assert "setuptools" in needs
-
-
-def test_a_volume_is_the_users_own_and_others_may_enter_it() -> None:
-    """Check that mkdir sets the mode of the volume's folder: useradd's mode is 0700 on some systems.
-
-    A container that runs as another user could not start there.
-    """
-    dockerfile = (DOCKER / "Dockerfile").read_text()
-    assert "--no-create-home --home-dir /data" in dockerfile
-    assert "mkdir /swarm /data && chown p2ptrain:p2ptrain /swarm /data" in dockerfile
-
-
-def test_a_change_of_our_own_files_is_built_without_a_network() -> None:
-    """Check that build isolation is off: it would download an unpinned version of setuptools."""
-    ours = (DOCKER / "Dockerfile").read_text().partition("AS ours")[2].partition("\nFROM")[0]
-    assert "--no-index --no-deps" in ours
-    assert "--no-build-isolation" in ours
 
 
 @pytest.mark.parametrize("script", sorted(DOCKER.glob("*.sh")), ids=lambda path: path.name)

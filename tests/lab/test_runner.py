@@ -98,8 +98,9 @@ def conducted(place: Path, data: dict[str, Any], stage: Recording | None = None)
     scenario = parse(data)
     script, stage = script_of(scenario), stage or Recording()
     names = [part.name for part in script.peers]
-    plan = lay_out(place / "out", manifest_of(scenario), names, solo=False, seed=None)
-    with (place / "screen").open("w") as screen, Watch(plan.trainers, Console(file=screen)) as watch:
+    plan = lay_out(place / "out", manifest_of(scenario), names)
+    with (place / "screen").open("w") as screen:
+        watch = Watch(plan.trainers, Console(file=screen))
         record = asyncio.run(run_script(plan, script, stage, scenario.run.seconds, 1, watch))
     return record, stage
 

@@ -21,7 +21,7 @@ SCENARIO = Path(__file__).parent.parent / "scenarios" / "shards_join.toml"
 
 def test_the_manifest_names_the_shards_that_lie_in_the_run(tmp_path: Path) -> None:
     manifest = write_text(tmp_path / "text", manifest_of(scenarios.load(SCENARIO)), 2, seed=1)
-    plan = lay_out(tmp_path, manifest, ["home-1"], solo=False, seed=None, source=tmp_path / "text")
+    plan = lay_out(tmp_path, manifest, ["home-1"], source=tmp_path / "text")
     assert isinstance(manifest.corpus, ShardsCorpus)
     index = ShardIndex.from_bytes((plan.run / "files" / manifest.corpus.root).read_bytes())
     store = ShardStore(plan.run / "shards")

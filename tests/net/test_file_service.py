@@ -17,7 +17,7 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.data.file_store import MOST_STORED_BYTES, FileStore, NamedFile
 from p2ptrain.net import file_service
-from p2ptrain.net.file_service import EACH, MIN_COST, PIECE_BYTES, FileServer, download, size_of
+from p2ptrain.net.file_service import EACH, MIN_COST, PIECE_BYTES, FileServer, download
 from p2ptrain.net.payload import send_payload
 from p2ptrain.net.rate_limiter import RateLimit
 from p2ptrain.net.rpc import receive_message, send_message
@@ -89,18 +89,6 @@ def test_a_file_comes_in_pieces(server: FileServer) -> None:
     log = MemoryLog()
     assert fetch({HOST: server.answer}, log) == CONTENT
     assert log.kinds() == ["got file"]
-
-
-def test_a_size_is_told_without_the_content(server: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_service, "send_payload", lambda link, parts: pytest.fail("content was sent"))
-
-    async def main() -> list[int]:
-        network = MemoryNetwork(latency=0.001)
-        await network.transport(HOST).listen(server.answer)
-        link = await network.transport(ME).open(HOST, ())
-        return [await size_of(link, sha256) for sha256 in (SHA256, "ab" * 32)]
-
-    assert virtual_time.run(main()) == [len(CONTENT), 0]
 
 
 def test_nobody_has_it() -> None:

@@ -20,7 +20,7 @@ from p2ptrain.manifest import SignedManifest
 from peer import service as module
 from peer.home import Home
 from peer.saving import LAST_PATIENCE_S
-from peer.service import STOP_S, crontab_line, launchd, service, service_name, systemd, unit_word
+from peer.service import STOP_S, launchd, service, service_name, systemd, unit_word
 
 ODD = Path('/home/me/it\'s 100 % "mine" $HOME \\ naïve')
 COMMAND = ["/opt/my env/bin/python", "-P", "-m", "p2ptrain.cli", "peer", "--home", str(ODD)]
@@ -29,7 +29,6 @@ SYSTEMCTL = """#!/bin/sh
 echo "$@" >> "$CALLS"
 case "$*" in
 *daemon-reload*) [ -z "$BROKEN" ] || { echo "Failed to connect to bus: No medium found" >&2; exit 1; } ;;
-*show*) printf "NRestarts=2\\nResult=exit-code\\nActiveState=${ACTIVE:-failed}\\nUnitFileState=enabled\\n" ;;
 esac
 """
 
@@ -77,7 +76,7 @@ def test_names_are_unique_and_plain() -> None:
 
 
 def test_words_of_a_unit_are_quoted() -> None:
-    assert unit_word('a "b" \\ 100%\n') == '"a \\"b\\" \\\\ 100%%\\n"'
+    assert unit_word('a "b" \\ 100%') == '"a \\"b\\" \\\\ 100%%"'
     unit = systemd(ODD, COMMAND, {"XDG_CACHE_HOME": "/big disk/$x"}, Path("/home/me")).content.decode()
     start = next(line for line in unit.splitlines() if line.startswith("ExecStart="))
     assert start.startswith('ExecStart="/opt/my env/bin/python" "-P" "-m" "p2ptrain.cli" "peer" "--home" ')
@@ -99,7 +98,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     verify = ["systemd-analyze", "--user", "--man=no", "verify", str(unit.path)]
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
     done = subprocess.run(verify, capture_output=True, text=True, env=environment, check=False)
-    assert (done.returncode, [line for line in done.stderr.splitlines() if unit.name in line]) == (0, [])
+    assert (done.returncode, [line for line in done.stderr.splitlines() if unit.path.name in line]) == (0, [])
     unit.path.write_bytes(unit.content.replace(b"Restart=on-failure", b"Restrat=on-failure"))
     done = subprocess.run(verify, capture_output=True, text=True, env=environment, check=False)
     assert "Restrat" in done.stderr
@@ -108,22 +107,14 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
 def test_launchd_gets_a_plist_with_the_very_words() -> None:
     agent = launchd(ODD, COMMAND, {"HF_HOME": "/a b"}, Path("/Users/me"))
     assert agent.path.parent == Path("/Users/me/Library/LaunchAgents")
-    assert agent.path.name == f"{agent.name}.plist"
     found = plistlib.loads(agent.content)
-    assert found["Label"] == agent.name
+    assert found["Label"] == agent.path.stem
     assert found["ProgramArguments"] == COMMAND
     assert found["KeepAlive"] == {"SuccessfulExit": False}
     assert found["RunAtLoad"] is True
     assert found["ExitTimeOut"] == STOP_S
     assert found["EnvironmentVariables"]["HF_HOME"] == "/a b"
     assert found["StandardErrorPath"] == str(ODD / "service.log")
-
-
-def test_a_line_for_cron_is_a_shell_command() -> None:
-    line = crontab_line(COMMAND)
-    assert line.startswith("@reboot ")
-    assert "%" not in line.replace("\\%", "")
-    assert shlex.split(line.replace("\\%", "%"))[1:] == COMMAND
 
 
 # --- the commands -----------------------------------------------------------------------------------------------------
@@ -149,24 +140,20 @@ def test_a_service_is_installed_shown_and_removed(
         ["enable", name],
         ["restart", name],
     ]
-    shown = ask("status", home).output
-    assert f"{name}: not running (NRestarts=2, Result=exit-code, ActiveState=failed, UnitFileState=enabled)" in shown
     assert ask("uninstall", home).exception is None
-    assert machine()[-2:] == [f"--user disable --now {name}", "--user daemon-reload"]
+    assert machine()[-1] == f"--user disable --now {name}"
     assert not unit.exists()
-    assert "There is no service for" in refused("status", home).problem
+    assert "There is no service for" in refused("uninstall", home).problem
     assert "p2ptrain service install" in refused("uninstall", home).remedy
 
 
-def test_a_peer_that_runs_by_hand_is_not_doubled_and_one_of_the_service_is_restarted(
-    machine: Callable[[], list[str]], home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with files.locked(home):
-        error = refused("install", home)
-        assert "already" in error.problem
-        assert error.remedy.endswith(f"p2ptrain finish '{home}'")
-        monkeypatch.setenv("ACTIVE", "active")
-        assert ask("install", home).exception is None
+def test_a_peer_that_runs_is_not_doubled(machine: Callable[[], list[str]], home: Path) -> None:
+    for stop in "finish", "service uninstall":
+        with files.locked(home):
+            error = refused("install", home)
+            assert "already" in error.problem
+            assert error.remedy.endswith(f"p2ptrain {stop} '{home}'")
+        ask("install", home)
 
 
 def test_a_home_without_a_peer_and_a_run_are_refused(machine: Callable[[], list[str]], tmp_path: Path) -> None:
@@ -182,16 +169,19 @@ def test_a_systemctl_that_fails_says_why_and_what_to_do(
     monkeypatch.setenv("BROKEN", "1")
     error = refused("install", home)
     assert error.problem == "`systemctl --user daemon-reload` failed: Failed to connect to bus: No medium found."
-    assert "@reboot" in error.remedy
-    assert "There is no service for" in refused("status", home).problem
+    assert "Log in as this user directly" in error.remedy
+    assert "There is no service for" in refused("uninstall", home).problem
 
 
 def test_without_a_service_manager_cron_is_named(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
+    home = home.rename(tmp_path / "100 % mine")
     error = refused("install", home)
     assert "neither systemd nor launchd" in error.problem
-    assert "@reboot" in error.remedy
+    line = error.remedy.partition("this line: ")[2]
+    assert shlex.split(line.replace("\\%", "%"))[-2:] == ["--home", str(home)]
+    assert (line.startswith("@reboot "), "%" in line.replace("\\%", "")) == (True, False)
     assert not (tmp_path / ".config").exists()
 
 
@@ -203,7 +193,7 @@ def test_names_that_no_service_manager_takes_are_refused(
     monkeypatch.setattr(sys, "platform", system)
     odd = home.rename(home.with_name(os.fsdecode(name)))
     error = refused("install", odd)
-    assert "\ufffd has control characters or is not UTF-8, which service managers refuse." in error.problem
+    assert "\ufffd has characters that service managers refuse." in error.problem
     assert error.problem.isprintable()
     monkeypatch.setenv("HF_HOME", str(odd))
     assert refused("install", odd.rename(home)).problem == error.problem

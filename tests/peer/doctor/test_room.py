@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import shutil
 from pathlib import Path
@@ -11,13 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
-from p2ptrain.base.cgroups import CgroupLimits
 from p2ptrain.base.errors import HomeError
 from p2ptrain.manifest import Manifest, parameter_count, preset, with_changes
 from p2ptrain.tokens.store import ShardStore
-from p2ptrain.train import accelerator
 from peer.doctor import machine
 from peer.doctor.findings import FindingState
 from peer.space import CHECKPOINT_BYTES, SPARE_BYTES, check_space, home_bytes, text_bytes, token_bytes
@@ -62,11 +58,11 @@ def test_a_peer_does_not_start_without_space_for_a_checkpoint_and_warns_if_there
     disks["home"] = SPARE_BYTES + 3 * each
     (warning,) = check_space(home, manifest, ShardStore(cache), CAP)
     assert warning.startswith(f"1.0 GB are free at {home}, but the home may take 1.0 GB. ")
-    assert machine.disk(home, manifest)[0].state is FindingState.BAD
+    assert machine.disk(home, ShardStore(cache), manifest).state is FindingState.BAD
     for step in (1, 2):
         (home / f"checkpoints/step-0000000{step}").mkdir(parents=True)
     assert check_space(home, manifest, ShardStore(cache), CAP) == []
-    assert machine.disk(home, manifest)[0].state is FindingState.OK
+    assert machine.disk(home, ShardStore(cache), manifest).state is FindingState.OK
     disks["cache"] = 2 * TOKENS - 1
     (warning,) = check_space(home, manifest, ShardStore(cache), CAP)
     assert warning.startswith(f"200.0 MB are free at {cache}, but the run's text may take 200.0 MB. ")
@@ -87,14 +83,13 @@ def test_checkpoints_and_tokens_may_share_a_disk(disks: dict[str, int], tmp_path
 def test_text_needs_its_width_on_the_disk_of_the_cache(
     disks: dict[str, int], tmp_path: Path, vocabulary: int, template: str, width: int
 ) -> None:
-    manifest = run(vocabulary, template)
+    manifest, home, store = run(vocabulary, template), tmp_path / "home", ShardStore(tmp_path / "cache")
     for free, state in ((width * TOKENS, FindingState.OK), (width * TOKENS - 1, FindingState.BAD)):
         disks["cache"] = free
-        (found,) = machine.cache(ShardStore(tmp_path / "cache"), tmp_path / "home", manifest)
-        assert (found.check, found.state) == ("cache", state)
+        found = machine.disk(home, store, manifest)
+        assert found.state == state
     assert f"the run's text may take {width * 100:.1f} MB" in found.found
     assert "XDG_CACHE_HOME" in found.fix
-    assert machine.disk(tmp_path / "home", manifest)[0].state is FindingState.OK
 
 
 def test_text_takes_no_more_than_its_cap(disks: dict[str, int], tmp_path: Path) -> None:
@@ -109,72 +104,26 @@ def test_text_takes_no_more_than_its_cap(disks: dict[str, int], tmp_path: Path) 
 
 def test_the_shipped_text_needs_none(disks: dict[str, int], tmp_path: Path) -> None:
     disks["cache"] = 10**7
-    assert (
-        machine.cache(ShardStore(tmp_path / "cache"), tmp_path / "home", preset("demo", "ab" * 32))[0].state
-        is FindingState.OK
-    )
+    found = machine.disk(tmp_path / "home", ShardStore(tmp_path / "cache"), preset("demo", "ab" * 32))
+    assert found.state is FindingState.OK
 
 
 def test_home_and_tokens_on_one_disk_must_both_fit(disks: dict[str, int], tmp_path: Path) -> None:
-    manifest = run()
-    beside = tmp_path / "home" / "cache-to-be"
-    disks["home"] = home_bytes(tmp_path / "home", manifest) + 2 * TOKENS
-    assert machine.cache(ShardStore(beside), tmp_path / "home", manifest)[0].state is FindingState.OK
+    home, manifest = tmp_path / "home", run()
+    beside = ShardStore(home / "cache-to-be")
+    disks["home"] = home_bytes(home, manifest) + 2 * TOKENS
+    assert machine.disk(home, beside, manifest).state is FindingState.OK
     disks["home"] -= 1
-    (found,) = machine.cache(ShardStore(beside), tmp_path / "home", manifest)
+    found = machine.disk(home, beside, manifest)
     assert found.state is FindingState.BAD
     assert "the home and the run's text may take 1.2 GB" in found.found
-    assert machine.disk(tmp_path / "home", manifest)[0].state is FindingState.OK
 
 
-def test_a_cache_that_is_closed_to_us(disks: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    for manifest in (None, run()):
-        (found,) = machine.cache(ShardStore(tmp_path / "cache"), tmp_path / "home", manifest)
-        assert (found.state, "XDG_CACHE_HOME" in found.fix) == (FindingState.BAD, True)
-
-
-def test_a_proxy_is_told_and_that_a_swarm_does_not_use_it() -> None:
-    assert machine.proxies({"PATH": "/bin", "http_proxy": "", "NO_PROXY": "*"}) == []
-    (found,) = machine.proxies({"https_proxy": "http://user:secret@proxy:3128", "ALL_PROXY": "socks5://proxy:1080"})
-    assert found.state is FindingState.NOTE
-    assert found.found.startswith("ALL_PROXY, https_proxy: used for downloads from the Hugging Face hub; peers connect")
-    assert "secret" not in found.found
-
-
-def test_limits_of_a_container_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = CgroupLimits(math.inf, math.inf, math.inf)
-    monkeypatch.setattr(machine.cgroups, "limits", lambda root=None: limits)
-    assert machine.container() == []
-    limits = CgroupLimits(1e6, 0.5, 90)
-    (found,) = machine.container()
-    assert found.found == "its limits: 0.5 CPUs, 0.0 GB of memory, 90 more processes and threads"
-
-
-def test_a_compiler_is_named_and_a_missing_one_is_a_note() -> None:
-    (missing,) = machine.compiler("cpu", "auto", {"CXX": "no-such-compiler"})
-    assert (missing.state, "apt install g++" in missing.fix) == (FindingState.NOTE, True)
-    (found,) = machine.compiler("cpu", "auto", {"CXX": "sh"})
-    assert (found.state, found.found) == (FindingState.OK, f"{shutil.which('sh')}; makes training faster")
-    assert machine.compiler("cpu", "off", {})[0].found == "compile is off"
-    assert machine.compiler("cpu,cpu", "auto", {"CXX": "sh"}) == [found]
-
-
-@pytest.mark.parametrize(
-    ("capability", "has_triton", "words"),
-    [
-        ((7, 5), True, f"{shutil.which('sh')} and Triton; makes training faster"),
-        ((6, 1), True, "training on this card is not compiled: Triton supports cards from compute capability 7.0, and"),
-        ((9, 0), False, "training on this card is not compiled: Triton is missing"),
-    ],
-)
-def test_a_card_needs_triton_too(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], has_triton: bool, words: str
+def test_directories_that_are_closed_to_us(
+    disks: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(accelerator, "expected_device", torch.device)
-    monkeypatch.setattr(accelerator.importlib.util, "find_spec", lambda name: object() if has_triton else None)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    (found,) = machine.compiler("cuda:0", "auto", {"CXX": "sh"})
-    assert found.found.startswith(words)
-    assert ("pytorch.org" in found.found) == (not has_triton)
-    assert machine.compiler("xpu:0", "auto", {}) == []
+    for closed, fix in ("home", "--home"), ("cache", "XDG_CACHE_HOME"):
+        monkeypatch.setattr(os, "access", lambda path, mode, closed=closed: path.name != closed)
+        for manifest in (None, run()):
+            found = machine.disk(tmp_path / "home", ShardStore(tmp_path / "cache"), manifest)
+            assert (found.state, fix in found.fix) == (FindingState.BAD, True)

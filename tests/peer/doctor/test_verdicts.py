@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
-from p2ptrain.admission import Refusal
-from p2ptrain.base.ids import PeerId
-from p2ptrain.net.path_mtu import PathVerdict
 from p2ptrain.net.relay.dial_back import DialOutcome, ReachabilityReport
 from peer.doctor import verdicts
-from peer.doctor.findings import FindingState, bad, document, exit_status, lines, note, ok, skipped
-from peer.doctor.network import sent_from
+from peer.doctor.findings import FindingState, bad, document, lines, note, ok, skipped
 from peer.doctor.verdicts import Observation, clock_ahead
 
 OWN, ROUTER = "192.168.1.23", "/ip4/203.0.114.7/tcp/40000"
 
 
-def seen(
-    dialed: DialOutcome = DialOutcome.NO, place: str = ROUTER, ahead_s: float = 0.0, sent_from: int = 0, why: str = ""
-):
-    return Observation(ReachabilityReport(place, dialed, why, 0.0), ahead_s, sent_from)
+def seen(dialed: DialOutcome = DialOutcome.NO, place: str = ROUTER, ahead_s: float = 0.0, why: str = ""):
+    return Observation(ReachabilityReport(place, dialed, why, 0.0), ahead_s)
 
 
 @pytest.mark.parametrize(
@@ -51,10 +44,7 @@ def test_the_clock_is_compared_to_the_median(offsets, state) -> None:
 
 def test_which_router_it_is() -> None:
     assert verdicts.router([seen(place="/ip4/8.8.8.8/tcp/9")], ["8.8.8.8"]).state is FindingState.OK
-    keeps = verdicts.router([seen(sent_from=40000)], [OWN])
-    assert "203.0.114.7, the address of a router that keeps ports" in keeps.found
-    assert "changes ports" in verdicts.router([seen(sent_from=40000), seen(sent_from=7)], [OWN]).found
-    assert verdicts.router([seen()], [OWN]).found.endswith("a router")
+    assert verdicts.router([seen()], [OWN]).found.endswith("203.0.114.7, the address of a router")
     assert verdicts.router([], [OWN]).state is FindingState.SKIPPED
     assert "router" not in verdicts.router([seen(place="/ip4/127.0.0.1/tcp/9")], [OWN]).found.replace("no router", "")
 
@@ -93,18 +83,6 @@ def test_reach_that_nobody_looked_at_is_skipped_and_says_why() -> None:
     assert dialed.found == "others can dial this machine at 203.0.114.7:31337"
 
 
-def test_a_path_that_loses_large_packets() -> None:
-    wide, narrow, helped = PathVerdict(False, True), PathVerdict(True), PathVerdict(True, fragments_pass=True)
-    assert verdicts.path({}, can_help=True).state is FindingState.SKIPPED
-    assert verdicts.path({"11.0.2.2": wide}, can_help=True).state is FindingState.OK
-    found = verdicts.path({"11.0.2.2": wide, "11.0.3.2": narrow}, can_help=True)
-    assert found.state is FindingState.BAD
-    assert "11.0.3.2 are lost" in found.found
-    assert "sudo sysctl -w net.ipv4.tcp_mtu_probing=1" in found.fix
-    assert verdicts.path({"11.0.2.2": helped}, can_help=True).state is FindingState.NOTE
-    assert verdicts.path({"11.0.2.2": helped}, can_help=False).state is FindingState.BAD
-
-
 def test_rates() -> None:
     assert verdicts.rates([]).state is FindingState.SKIPPED
     assert verdicts.rates([("a", 1e6, 1e3)]).state is FindingState.NOTE
@@ -113,54 +91,12 @@ def test_rates() -> None:
 
 def test_only_what_must_be_mended_fails() -> None:
     fine = [ok("a", "x"), note("b", "y", "z"), skipped("c", "no link")]
-    assert (exit_status(fine), exit_status([*fine, bad("d", "y", "z")])) == (0, 1)
+    assert [document(each)["ok"] for each in (fine, [*fine, bad("d", "y", "z")])] == [True, False]
     shown = lines([*fine, bad("d", "y", "do this")])
     assert shown[-3:] == ["        FIX        do this", "", "To be fixed: d."]
     assert lines(fine)[-1] == "All checks that ran passed; skipped: c."
-    assert json.loads(json.dumps(document(fine)))["ok"] is True
+    assert len(json.loads(json.dumps(document(fine)))["findings"]) == 3
 
 
 def test_a_strangers_words_steer_no_terminal() -> None:
     assert "\x1b" not in "".join(lines([bad("reach", "he said \x1b[2J", "x")]))
-
-
-TABLE = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
-   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1 1 0
-   1: 1701A8C0:9C40 0772CB71:7A69 06 00000000:00000000 00:00000000 00000000     0        0 2 1 0
-   2: 1701A8C0:9C41 0772CB71:7A69 01 00000000:00000000 00:00000000 00000000     0        0 3 1 0
-"""
-
-
-def test_the_port_that_a_connection_left_from(tmp_path: Path) -> None:
-    table = tmp_path / "tcp"
-    table.write_text(TABLE)
-    assert sent_from("113.203.114.7", 31337, table) == 0x9C41
-    assert sent_from("113.203.114.7", 31338, table) == 0
-    assert sent_from("2001:db8::1", 1, table) == 0
-    table.write_text(TABLE + TABLE[TABLE.index("   2:") :])
-    assert sent_from("113.203.114.7", 31337, table) == 0  # two sockets could be meant
-    assert sent_from("113.203.114.7", 31337, tmp_path / "none") == 0
-
-
-ME = PeerId("12D3KooWEjsyWGBHNsPbf2CDHKsRoeEPPfkU1UBYGNuQiHnLb6sG")
-
-
-@pytest.mark.parametrize(
-    ("policy", "me", "why", "invite", "state", "words"),
-    [
-        ("open", None, None, "", FindingState.OK, "anyone with its link"),
-        ("invite", ME, None, "", FindingState.OK, "admits nLb6sG (invite)"),
-        ("allowlist", ME, None, "", FindingState.OK, "admits nLb6sG (allowlist)"),
-        ("invite", None, None, "abc", FindingState.OK, "has an invite"),
-        ("invite", ME, Refusal.NO_INVITE, "abc", FindingState.OK, "has an invite"),
-        ("invite", None, None, "", FindingState.BAD, "no invite"),
-        ("invite", ME, Refusal.BANNED, "abc", FindingState.BAD, "has banned this peer"),
-        ("allowlist", ME, Refusal.NOT_LISTED, "", FindingState.BAD, "not on the run's list"),
-        ("allowlist", None, None, "", FindingState.NOTE, "no peer id yet"),
-    ],
-)
-def test_whether_the_run_lets_us_in(policy, me, why, invite, state, words) -> None:
-    found = verdicts.admission(policy, me, why, invite)
-    assert found.state is state
-    assert words in found.found
-    assert bool(found.fix) is (state is not FindingState.OK)

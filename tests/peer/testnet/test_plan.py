@@ -22,10 +22,11 @@ from peer.model import run_settings
 from peer.testnet.plan import MARKER, chosen_manifest, claimed, lay_out
 
 DEMO = preset("demo", "ab" * 32)
+TWO = ["peer-1", "peer-2"]
 
 
 def test_a_fresh_testnet_has_a_run_a_twin_and_homes(tmp_path: Path) -> None:
-    plan = lay_out(tmp_path, DEMO, peers=2, solo=True, seed=7)
+    plan = lay_out(tmp_path, DEMO, TWO, solo=True, seed=7)
     assert load_run(plan.run) == plan.signed
     assert plan.signed.manifest.run.seed == 7
     assert [trainer.name for trainer in plan.trainers] == ["peer-1", "peer-2", "solo"]
@@ -56,19 +57,19 @@ def test_homes_and_bootstrap_get_the_files_and_find_the_shards(tmp_path: Path) -
     manifest = with_changes(
         DEMO, {"corpus": named, "model.init": {"kind": "file", "sha256": ["ab" * 32], "settings": digest}}
     )
-    with pytest.raises(ManifestError, match=f"index is not in .*{index.root}"):
-        lay_out(tmp_path / "incomplete", manifest, 2, False, None, source=source)
-    with pytest.raises(ManifestError, match="no folder of its shards beside it"):
-        lay_out(tmp_path / "nowhere", manifest, 2, False, None)
+    with pytest.raises(ManifestError, match=f"index, files/{index.root}, is not beside"):
+        lay_out(tmp_path / "incomplete", manifest, TWO, source=source)
+    with pytest.raises(ManifestError, match=f"files/{index.root}, is not beside"):
+        lay_out(tmp_path / "nowhere", manifest, TWO)
     store.add(index.root, index.to_bytes())
     ShardStore(source / "shards").add(index.digests[0], corpus.store.shards[index.digests[0]])  # type: ignore[attr-defined]
-    plan = lay_out(tmp_path / "out", manifest, 2, True, None, source=source)
+    plan = lay_out(tmp_path / "out", manifest, TWO, True, source=source)
     assert [run_settings(each.home, plan.signed).pad for each in plan.peers] == [3, 3]
     for place in (plan.run, *(each.home.path for each in plan.trainers)):
         assert stored(place, index.root) is not None
     assert ShardStore(plan.shards).has(index.digests[0])
     with claimed(tmp_path / "out2"):
-        plan = lay_out(tmp_path / "out2", manifest, 2, False, None, source=source)
+        plan = lay_out(tmp_path / "out2", manifest, TWO, source=source)
     with claimed(tmp_path / "out2"):
         pass
     assert ShardStore(source / "shards").has(index.digests[0])
@@ -76,7 +77,7 @@ def test_homes_and_bootstrap_get_the_files_and_find_the_shards(tmp_path: Path) -
 
 def test_the_twin_keeps_the_codec_of_pseudo_gradients(tmp_path: Path) -> None:
     sparse = with_changes(DEMO, {"outer.recipe": "swarm_gradients", "codec.gradients": "topk"})
-    plan = lay_out(tmp_path, sparse, peers=2, solo=True, seed=None)
+    plan = lay_out(tmp_path, sparse, TWO, solo=True)
     assert plan.solo is not None
     twin = plan.solo.home.load_manifest(None)
     assert twin is not None
@@ -84,20 +85,20 @@ def test_the_twin_keeps_the_codec_of_pseudo_gradients(tmp_path: Path) -> None:
 
 
 def test_without_a_solo_run_or_a_seed(tmp_path: Path) -> None:
-    plan = lay_out(tmp_path, DEMO, peers=3, solo=False, seed=None)
+    plan = lay_out(tmp_path, DEMO, TWO)
     assert plan.solo is None
     assert plan.trainers == plan.peers
     assert plan.signed.manifest.run.seed == DEMO.run.seed
 
 
 def test_a_testnet_of_a_private_run_is_open(tmp_path: Path) -> None:
-    plan = lay_out(tmp_path, with_changes(DEMO, {"admission.policy": "invite"}), peers=2, solo=True, seed=None)
+    plan = lay_out(tmp_path, with_changes(DEMO, {"admission.policy": "invite"}), TWO, solo=True)
     assert plan.signed.manifest.admission.policy == "open"
 
 
 def test_one_with_a_door_is_as_private_as_its_manifest(tmp_path: Path) -> None:
     private = with_changes(DEMO, {"admission.policy": "invite"})
-    plan = lay_out(tmp_path, private, peers=2, solo=False, seed=None, is_gated=True)
+    plan = lay_out(tmp_path, private, TWO, is_gated=True)
     assert plan.signed.manifest.admission.policy == "invite"
 
 

@@ -11,40 +11,43 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from p2ptrain.manifest.sources import BuiltinCorpus, ShardsCorpus
 from peer.testnet.report import (
     Measured,
     TestnetReport,
-    TrainerFigures,
     TrainerOutcome,
     comparison,
-    machine,
-    next_steps,
     outcome,
     summary,
     table,
 )
 from peer.testnet.runner import Ending
 
-FIGURES = TrainerFigures(
-    id="12D3KooWa",
-    val_loss_first=5.5,
-    val_loss_last=2.0,
-    tokens=1000,
-    tokens_per_s=100.0,
-    exchanges_ok=12,
-    exchanges_failed=1,
-    sent_bytes=10_000,
-    received_bytes=10_000,
-    blocked_fraction=0.01,
-    outer_steps=30,
-)
-PEERS = tuple(TrainerOutcome(f"peer-{number}", FIGURES, True, "the run's end") for number in (1, 2, 3))
-SOLO = TrainerOutcome("solo", replace(FIGURES, exchanges_ok=0, val_loss_last=2.5), True, "the run's end")
+FIGURES: dict[str, Any] = {
+    "id": "12D3KooWa",
+    "val_loss_first": 5.5,
+    "val_loss_last": 2.0,
+    "tokens": 1000,
+    "tokens_per_s": 100.0,
+    "exchanges_ok": 12,
+    "exchanges_failed": 1,
+    "sent_bytes": 10_000,
+    "received_bytes": 10_000,
+    "blocked_fraction": 0.01,
+    "outer_steps": 30,
+    "finished": True,
+    "why": "the run's end",
+}
+
+
+def trainer(name: str, **changes: object) -> TrainerOutcome:
+    return TrainerOutcome(name, {**FIGURES, **changes})
+
+
+PEERS = tuple(trainer(f"peer-{number}") for number in (1, 2, 3))
+SOLO = trainer("solo", exchanges_ok=0, val_loss_last=2.5)
 ENDING = Ending({"peer-1": 0, "peer-2": 0, "peer-3": 0, "solo": 0}, (), False, 60.0)
-GOOD = TestnetReport(
-    PEERS, SOLO, ENDING, Measured(1.9, 0.015, 0.002, "To be"), "", 1, "2026-01-01T00:00:00+00:00", "a computer"
-)
+MEASURED = Measured(1.9, 0.015, 0.002, "To be")
+GOOD = TestnetReport(PEERS, SOLO, ENDING, MEASURED, "", 1)
 
 PROMISED_KEYS = {
     "peers",
@@ -55,24 +58,10 @@ PROMISED_KEYS = {
     "wall_s",
     "sample",
 }
-PEER_KEYS = {
-    "id",
-    "val_loss_first",
-    "val_loss_last",
-    "tokens",
-    "tokens_per_s",
-    "exchanges_ok",
-    "exchanges_failed",
-    "sent_bytes",
-    "received_bytes",
-    "blocked_fraction",
-    "outer_steps",
-}
-SHARDS: Any = {"kind": "shards", "root": "0" * 64, "training_tokens": 900, "held_out_tokens": 100}
 
 
 def with_peer_2(**changes: object) -> TestnetReport:
-    return replace(GOOD, peers=(PEERS[0], replace(PEERS[1], figures=replace(FIGURES, **changes)), PEERS[2]))
+    return replace(GOOD, peers=(PEERS[0], trainer("peer-2", **changes), PEERS[2]))
 
 
 def shown(report: TestnetReport) -> str:
@@ -84,7 +73,7 @@ def shown(report: TestnetReport) -> str:
 
 def test_a_swarm_that_learned_passes() -> None:
     assert GOOD.failures == []
-    assert GOOD.ratio == pytest.approx(1.9 / 2.5)
+    assert "(ratio 0.760)" in comparison(GOOD)[0]
     assert replace(GOOD, solo=None).failures == []
 
 
@@ -92,14 +81,14 @@ def test_training_alone_is_a_failure_however_good_the_loss() -> None:
     assert with_peer_2(exchanges_ok=0).failures == ["peer-2 made no exchange: it trained alone"]
 
 
-@pytest.mark.parametrize("last", [5.5, 5.4, 6.0, math.nan, math.inf])
-def test_a_peer_that_did_not_learn_is_a_failure(last: float) -> None:
+@pytest.mark.parametrize("last", [5.5, 5.4, 6.0, None])
+def test_a_peer_that_did_not_learn_is_a_failure(last: float | None) -> None:
     (failure,) = with_peer_2(val_loss_last=last).failures
-    assert failure.startswith("peer-2 did not learn: its held-out loss went from 5.500 to ")
+    assert failure.startswith("peer-2 did not learn: its held-out loss went from 5.5 to ")
 
 
 def test_the_solo_run_must_learn_too_but_exchanges_nothing() -> None:
-    lazy = replace(SOLO, figures=replace(FIGURES, val_loss_last=5.5, exchanges_ok=0))
+    lazy = trainer("solo", val_loss_last=5.5, exchanges_ok=0)
     (failure,) = replace(GOOD, solo=lazy).failures
     assert failure.startswith("solo did not learn")
 
@@ -113,14 +102,14 @@ def test_a_crash_is_a_failure(status: int, said: str) -> None:
 def test_a_crash_that_ended_the_testnet_is_told_once() -> None:
     trouble = "peer-2 ended with status 1; the end of output.log:\nboom"
     ending = replace(ENDING, statuses={**ENDING.statuses, "peer-2": 1}, troubles=(trouble,))
-    peers = (PEERS[0], TrainerOutcome("peer-2", None), replace(PEERS[2], finished=False))
+    peers = (PEERS[0], TrainerOutcome("peer-2", None), trainer("peer-3", finished=False))
     assert replace(GOOD, ending=ending, peers=peers).failures == [trouble]
 
 
 def test_a_missing_summary_is_a_failure() -> None:
     report = replace(GOOD, peers=(*PEERS[:2], TrainerOutcome("peer-3", None)))
     assert report.failures == ["peer-3 left no summary.json"]
-    assert "no summary" in shown(report)
+    assert "?" in shown(report)
 
 
 def test_a_trainer_that_never_started_is_a_failure() -> None:
@@ -129,7 +118,7 @@ def test_a_trainer_that_never_started_is_a_failure() -> None:
 
 
 def test_a_peer_that_stops_early_is_a_failure_unless_it_was_asked_to() -> None:
-    early = tuple(replace(each, finished=False, why="stopped by its owner") for each in PEERS)
+    early = tuple(trainer(each.name, finished=False, why="stopped by its owner") for each in PEERS)
     assert replace(GOOD, peers=early).failures == [
         f"peer-{number} stopped before the run's end: stopped by its owner" for number in (1, 2, 3)
     ]
@@ -141,13 +130,11 @@ def test_a_peer_that_stops_early_is_a_failure_unless_it_was_asked_to() -> None:
 
 def test_the_report_says_how_much_sooner_the_swarm_ends() -> None:
     """Check three peers that train for 10, 10 and 20 s."""
-    slow = replace(PEERS[0], figures=replace(FIGURES, tokens_per_s=50.0))
-    report = replace(GOOD, peers=(slow, *PEERS[1:]))
-    assert report.times_s == (20.0, 30.0)
+    report = replace(GOOD, peers=(trainer("peer-1", tokens_per_s=50.0), *PEERS[1:]))
     assert "trained for 20.0 s" in comparison(report)[1]
     assert "would need 30.0 s" in comparison(report)[1]
-    missing = replace(report, peers=(replace(slow, figures=None), *PEERS[1:]))
-    assert missing.times_s is None
+    missing = replace(report, peers=(TrainerOutcome("peer-1", None), *PEERS[1:]))
+    assert "trained for" not in "".join(comparison(missing))
 
 
 def test_cut_short_excuses_neither_silence_nor_laziness() -> None:
@@ -159,7 +146,7 @@ def test_an_average_that_could_not_be_measured_is_a_failure() -> None:
     (failure,) = replace(GOOD, measured=None, unmeasured="peer-1 holds no complete checkpoint.").failures
     assert "peer-1 holds no complete checkpoint." in failure
     assert comparison(replace(GOOD, measured=None)) == []
-    (failure,) = replace(GOOD, measured=replace(GOOD.measured, averaged_val_loss=math.nan)).failures
+    (failure,) = replace(GOOD, measured=replace(MEASURED, averaged_val_loss=math.nan)).failures
     assert "not a finite number" in failure
 
 
@@ -167,13 +154,13 @@ def test_the_summary_has_the_promised_keys() -> None:
     document = summary(GOOD)
     assert document.keys() >= PROMISED_KEYS
     assert len(document["peers"]) == 3
-    assert all(peer.keys() == PEER_KEYS for peer in document["peers"])
+    assert document["peers"][0] == FIGURES
     assert document["passed"]
     assert (document["averaged_val_loss"], document["solo_val_loss"]) == (1.9, 2.5)
 
 
 def test_the_summary_is_json_whatever_happened() -> None:
-    broken = replace(with_peer_2(val_loss_last=math.nan), measured=None, solo=None)
+    broken = replace(with_peer_2(val_loss_last=None), measured=replace(MEASURED, averaged_val_loss=math.nan), solo=None)
     document = json.loads(json.dumps(summary(broken), allow_nan=False))
     assert document["peers"][1]["val_loss_last"] is None
     assert document["averaged_val_loss"] is None
@@ -183,13 +170,8 @@ def test_the_summary_is_json_whatever_happened() -> None:
 
 def test_a_trainers_summary_is_read(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
-    written = {name: getattr(FIGURES, name) for name in PEER_KEYS}
-    path.write_text(json.dumps({**written, "val_loss_last": None, "finished": True, "why": "end", "surprise": 1}))
-    read = outcome("peer-1", path)
-    assert read.finished
-    assert read.figures is not None
-    assert math.isnan(read.figures.val_loss_last)
-    assert read.figures.exchanges_ok == 12
+    path.write_text(json.dumps({**FIGURES, "val_loss_last": None, "surprise": 1}))
+    assert outcome("peer-1", path) == trainer("peer-1", val_loss_last=None)
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "[]", "{}", '{"finished": true, "why": ""}'])
@@ -204,24 +186,7 @@ def test_the_table_shows_everyone() -> None:
     assert all(name in text for name in ("peer-1", "peer-2", "peer-3", "solo"))
     assert "5.500" in text
     assert "10.0 kB" in text
-    assert "1.00 %" in text
-    large = replace(FIGURES, tokens=1_234_567, tokens_per_s=123_456.0, sent_bytes=123_400_000, exchanges_ok=123_456)
-    row = next(
-        line for line in shown(replace(GOOD, peers=(TrainerOutcome("peer-64", large),))).split("\n") if "64" in line
-    )
-    assert " ".join(row.split()) == "peer-64 5.500 2.000 1,234,567 123,456 123456 1 123.4 MB 10.0 kB 1.00 %"
-
-
-def test_the_next_steps_name_this_testnet() -> None:
-    steps = next_steps(".venv/bin/p2ptrain", Path("out/demo"), BuiltinCorpus(kind="builtin", name="shakespeare"))
-    assert steps[0] == ".venv/bin/p2ptrain generate out/demo/peer-1 'To be, or not'"
-    assert all(".venv/bin/p2ptrain" in step for step in steps)
-    assert "cores" in machine()
-    text = ShardsCorpus(**SHARDS)
-    assert next_steps("p2ptrain", Path("out/demo"), text)[0].startswith("p2ptrain generate out/demo/peer-1 ''    #")
-
-
-def test_of_dialogues_the_next_step_is_one() -> None:
-    steps = next_steps("p2ptrain", Path("out/demo"), ShardsCorpus(**SHARDS, template="chatml"))
-    assert steps[0].startswith("p2ptrain chat out/demo/peer-1    #")
-    assert not any("generate" in step for step in steps)
+    assert "1.00%" in text
+    large = trainer("peer-64", tokens=1_234_567, tokens_per_s=123_456.0, sent_bytes=123_400_000, exchanges_ok=123_456)
+    row = next(line for line in shown(replace(GOOD, peers=(large,))).split("\n") if "64" in line)
+    assert " ".join(row.split()) == "peer-64 5.500 2.000 1,234,567 123,456 123456 1 123.4 MB 10.0 kB 1.00%"

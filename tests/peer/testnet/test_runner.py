@@ -19,7 +19,7 @@ from rich.console import Console
 
 from p2ptrain.manifest import preset
 from peer.testnet import runner as conducting
-from peer.testnet.plan import Plan, lay_out
+from peer.testnet.plan import lay_out
 from peer.testnet.processes import last_words
 from peer.testnet.runner import Ending, Means, conduct
 from peer.testnet.watch import Watch
@@ -58,6 +58,9 @@ if does != "finish":
 """
 
 
+MEANS, SHORT = Means(threads=1), Means(threads=1, seconds=0.1)
+
+
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder whose ``python -m peer`` and ``python -m bootstrap`` are fakes."""
@@ -68,14 +71,22 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def conducted(stage: Path, seconds: float | None = None, means: Means | None = None) -> tuple[Plan, Ending]:
-    plan = lay_out(stage / "out", preset("demo", "ab" * 32), peers=2, solo=True, seed=None)
-    with (stage / "screen").open("w") as screen, Watch(plan.trainers, Console(file=screen)) as watch:
-        return plan, asyncio.run(conduct(plan, means or Means(threads=1), seconds, watch))
+def conducted(stage: Path, means: Means = MEANS, finish: Callable[[Ending], None] = lambda ending: None):
+    """Return the plan and the ending; call ``finish`` with it, too."""
+    plan = lay_out(stage / "out", preset("demo", "ab" * 32), ["peer-1", "peer-2"], solo=True)
+    found: list[Ending] = []
+
+    def end(ending: Ending) -> None:
+        found.append(ending)
+        finish(ending)
+
+    with (stage / "screen").open("w") as screen:
+        asyncio.run(conduct(plan, means, Watch(plan.trainers, Console(file=screen)), end))
+    return plan, found[0]
 
 
 def test_it_ends_when_all_trainers_did(stage: Path) -> None:
-    plan, ending = conducted(stage, means=Means(3, Path("model")))
+    plan, ending = conducted(stage, Means(3, weights=Path("model")))
     assert ending.statuses == {"solo": 0, "peer-1": 0, "peer-2": 0}
     assert ending.troubles == ()
     assert not ending.cut_short
@@ -91,36 +102,23 @@ def children() -> list[str]:
     return [command for command in commands if "resource_tracker" not in command]
 
 
-def test_afterwards_the_bootstrap_alone_is_still_there(stage: Path) -> None:
-    """Check that the bootstrap runs while its page is open, and then ends too."""
-    plan = lay_out(stage / "out", preset("demo", "ab" * 32), peers=2, solo=True, seed=None)
+def test_when_it_finishes_the_bootstrap_alone_is_still_there(stage: Path) -> None:
     there: list[list[str]] = []
-
-    async def look(ending: Ending) -> None:
-        assert ending.statuses == {"solo": 0, "peer-1": 0, "peer-2": 0}
-        there.append(children())
-
-    with (stage / "screen").open("w") as screen, Watch(plan.trainers, Console(file=screen)) as watch:
-        asyncio.run(conduct(plan, Means(threads=1), None, watch, look))
+    conducted(stage, finish=lambda ending: there.append(children()))
     assert [["bootstrap" in each for each in programs] for programs in there] == [[True]]
     assert children() == []
 
 
-def test_after_a_trouble_there_is_nothing_to_look_at(stage: Path) -> None:
+def test_after_a_trouble_the_page_does_not_stay(stage: Path) -> None:
     (stage / "does-peer-1").write_text("crash")
-    plan = lay_out(stage / "out", preset("demo", "ab" * 32), peers=2, solo=True, seed=None)
-
-    async def never(ending: Ending) -> None:
-        pytest.fail("it stays")
-
-    with (stage / "screen").open("w") as screen, Watch(plan.trainers, Console(file=screen)) as watch:
-        assert asyncio.run(conduct(plan, Means(threads=1), None, watch, never)).troubles
+    _, ending = conducted(stage, Means(threads=1, page="0", stays=True))
+    assert ending.troubles
 
 
 def test_seconds_cut_it_short_and_everybody_saves(stage: Path) -> None:
     for name in ("peer-1", "peer-2", "solo"):
         (stage / f"does-{name}").write_text("train")
-    plan, ending = conducted(stage, seconds=0.1)
+    plan, ending = conducted(stage, SHORT)
     assert ending.cut_short
     assert set(ending.statuses.values()) == {0}
     assert all((trainer.home.path / "left").exists() for trainer in plan.trainers)
@@ -148,7 +146,7 @@ def test_a_bootstrap_that_never_starts_is_a_trouble(stage: Path) -> None:
     (stage / "bootstrap-fails").touch()
     _, ending = conducted(stage)
     (trouble,) = ending.troubles
-    assert trouble.startswith("the bootstrap ended; ")
+    assert trouble.startswith("the bootstrap printed no join link; ")
     assert trouble.endswith("error: the port is taken")
     assert set(ending.statuses) == {"solo"}
 
@@ -164,7 +162,7 @@ def test_a_child_that_ignores_us_is_killed(stage: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(conducting, "SAVE_GRACE_S", 0.3)
     for name in ("peer-1", "peer-2"):
         (stage / f"does-{name}").write_text("ignore")
-    _, ending = conducted(stage, seconds=0.1)
+    _, ending = conducted(stage, SHORT)
     assert ending.statuses == {"solo": 0, "peer-1": -signal.SIGKILL, "peer-2": -signal.SIGKILL}
 
 

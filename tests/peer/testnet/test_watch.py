@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import EventLog
 from peer.home import Home
+from peer.testnet import watch as watching
 from peer.testnet.plan import TrainerProcess
 from peer.testnet.watch import Tail, TrainerProgress, Watch, described, noted
 
-NAMES = {PeerId("12D3KooWowl"): "peer-2"}
 PROGRESS = {
     "kind": "progress",
     "fraction": 0.34,
@@ -24,24 +26,19 @@ PROGRESS = {
 
 
 def test_a_view_follows_the_notes() -> None:
-    view = noted(TrainerProgress(), {"kind": "started", "loss": 5.5}, NAMES)
-    assert (view.begun, view.last) == (False, "training")
-    coming = noted(view, {"kind": "catching up", "peer": "12D3KooWowl"}, NAMES)
+    view = noted(TrainerProgress(), {"kind": "started", "loss": 5.5})
+    assert (view.begun, view.first_loss) == (False, 5.5)
+    coming = noted(view, {"kind": "catching up", "peer": "12D3KooWowl"})
     assert (coming.begun, coming.catches_up) == (False, True)
-    first = noted(view, {"kind": "progress", "fraction": 0.0}, NAMES)
+    first = noted(view, {"kind": "progress", "fraction": 0.0})
     assert first.begun
-    assert described(first) == "training"  # no loss before the first outer step
-    view = noted(view, PROGRESS, NAMES)
-    assert view.begun
-    assert described(view) == "34 %, loss 2.310, 1,203 tokens/s, 12 exchanges; training"
-    exchanged = {"kind": "exchanged", "peer": "12D3KooWowl", "seconds": 0.012, "sent_bytes": 4e5, "received_bytes": 7e5}
-    view = noted(view, exchanged, NAMES)
-    assert (view.exchanges, view.last) == (13, "exchanged with peer-2: 12 ms, 1.1 MB")
-    view = noted(view, {"kind": "skipped", "peer": "12D3KooWunknown", "why": "busy"}, NAMES)
-    assert view.last == "skipped nknown: busy"
-    assert noted(view, {"kind": "trained"}, NAMES).fraction == 1.0
-    assert noted(view, {"kind": "never heard of"}, NAMES) == view
-    assert noted(view, {}, NAMES) == view
+    view = noted(view, PROGRESS)
+    assert described({"a": view, "b": view, "c": first}) == (
+        "a 34 % loss 2.310, b 34 % loss 2.310, c starting; 2,407 tokens/s, 24 exchanges"
+    )
+    assert noted(view, {"kind": "trained"}).fraction == 1.0
+    assert noted(view, {"kind": "never heard of"}) == view
+    assert noted(view, {}) == view
 
 
 def test_a_tail_takes_whole_lines_once(tmp_path: Path) -> None:
@@ -58,41 +55,25 @@ def test_a_tail_takes_whole_lines_once(tmp_path: Path) -> None:
     assert tail.read() == [{"d": 5}]
 
 
-def watched(tmp_path: Path, *, terminal: bool) -> tuple[Watch, EventLog]:
-    home = Home(tmp_path / "peer-1")
+def test_the_watch_reads_what_a_peer_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "PERIOD_S", 0.0)
+    home, console = Home(tmp_path / "peer-1"), Console(width=120, record=True, file=io.StringIO())
     home.path.mkdir()
-    console = Console(width=120, force_terminal=terminal, record=True, file=(tmp_path / "screen").open("w"))
-    return Watch([TrainerProcess("peer-1", home, PeerId("12D3KooWfox"))], console), EventLog(home.events)
-
-
-def test_the_watch_reads_what_a_peer_notes(tmp_path: Path) -> None:
-    watch, log = watched(tmp_path, terminal=False)
-    with watch:
-        watch.refresh()
-        assert not watch.all_begun
-        log.note(**PROGRESS)
-        watch.refresh()
-        assert watch.all_begun
-        assert watch.views["peer-1"].loss == 2.31
-        watch.say("[brackets] stay")
-    log.close()
-    watch.console.file.close()
-    text = watch.console.export_text()
-    assert "[testnet] [brackets] stay" in text
-
-
-def test_bars_on_a_terminal(tmp_path: Path) -> None:
-    watch, log = watched(tmp_path, terminal=True)
-    with watch:
-        log.note(**PROGRESS)
-        log.note("exchanged", peer="12D3KooWowl", seconds=0.1)
+    watch, log = Watch([TrainerProcess("peer-1", home, PeerId("12D3KooWfox"))], console), EventLog(home.events)
+    watch.refresh()
+    assert not watch.all_begun
+    log.note(**PROGRESS)
+    for _ in range(3):
         watch.refresh()
     log.close()
-    watch.console.file.close()
-    text = watch.console.export_text()
-    assert "peer-1" in text
-    assert "34%" in text
-    assert "loss 2.31" in text
+    assert watch.all_begun
+    assert watch.views["peer-1"].loss == 2.31
+    watch.say("[brackets] stay")
+    assert console.export_text().splitlines() == [
+        "[testnet] peer-1 starting; 0 tokens/s, 0 exchanges",
+        "[testnet] peer-1 34 % loss 2.310; 1,203 tokens/s, 12 exchanges",
+        "[testnet] [brackets] stay",
+    ]
 
 
 def test_notes_are_json_lines(tmp_path: Path) -> None:
