@@ -2,9 +2,6 @@
 
 A HOP message asks a relay for a reservation (RESERVE), or for a circuit to a peer that has one (CONNECT). A STOP
 message announces the circuit to that peer. Both are protobuf and need only its integers and byte strings.
-
-Ours adds to HOP: STATUS as a request asks for the relay's load, which field 6 of the response has, in percent. Relays
-that do not know it respond UNEXPECTED_MESSAGE.
 """
 
 from __future__ import annotations
@@ -20,7 +17,6 @@ MAX_MESSAGE_BYTES = 4096
 """Limit of the specification."""
 
 RESERVE, CONNECT, STATUS = 0, 1, 2  # HopMessage.type
-_LOAD = 6  # HopMessage, ours
 _STOP_CONNECT, _STOP_STATUS = 0, 1  # StopMessage.type
 
 
@@ -43,23 +39,6 @@ class CircuitRequest:
 def reserve() -> bytes:
     """Encode a request for a reservation."""
     return _number(1, RESERVE)
-
-
-def ask_load() -> bytes:
-    """Encode a request for a relay's load."""
-    return _number(1, STATUS)
-
-
-def load_answer(load: float) -> bytes:
-    """Encode a relay's load, from 0 to 1."""
-    return answer(CircuitStatus.OK) + _number(_LOAD, round(100 * load))
-
-
-def load(message: bytes) -> float | None:
-    """Return the load in a relay's response, from 0 to 1; None if it names none. Raises ValueError if it is invalid."""
-    status(message)
-    found = fields(message).get(_LOAD)
-    return min(found, 100) / 100 if isinstance(found, int) else None
 
 
 def answer(status: CircuitStatus, expires_at: int = 0) -> bytes:

@@ -36,7 +36,7 @@ from p2ptrain.net.node import Node
 from p2ptrain.net.relay.candidates import Candidate, candidates, in_line, probers
 from p2ptrain.net.relay.dial_back import DialOutcome, ReachabilityReport, look
 from p2ptrain.net.relay.hole_punching import HolePunching
-from p2ptrain.net.relay.relay import RelayFullError, look_at_relay, reserve
+from p2ptrain.net.relay.relay import RelayFullError, reserve
 from p2ptrain.net.relay.second_look import look_by
 from p2ptrain.net.relay.verdicts import (
     FAMILIES,
@@ -350,7 +350,7 @@ class ReachabilityManager:
             lacks = len(self._held) < WANTED or (is_of_link and of_link.isdisjoint(self._held))
             if not line or not lacks:
                 return
-            candidate = await self._cheaper(line)
+            candidate = line[0]
             left.remove(candidate)
             if not await self._reserve(candidate):
                 self._held[candidate.peer] = candidate
@@ -359,22 +359,6 @@ class ReachabilityManager:
         if not self._held and not self._has_told_of_none and self.reachable is False:
             self._has_told_of_none = True
             self._notebook.note("no relay", port=self._ports.get(4, 0), own=self._own_host)
-
-    async def _cheaper(self, line: Sequence[Candidate]) -> Candidate:
-        """Return the better of two random candidates, which spreads load nearly as well as the best of all would
-        (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001). One that lies
-        about its load gets at most twice its share. Nodes that are hardly relays are not looked at."""
-        pair = [each for each in line[:2] if each.is_named or each.peer in self._of_link]
-        if len(pair) < 2:
-            return line[0]
-        costs = await asyncio.gather(*map(self._cost_s, pair))
-        return pair[costs.index(min(costs))]
-
-    async def _cost_s(self, relay: Candidate) -> float:
-        try:
-            return (await look_at_relay(self._node.daemon, relay.peer, relay.addresses)).cost_s
-        except NetworkError:
-            return math.inf
 
     async def _reserve(self, relay: Candidate) -> str:
         """Take or renew one reservation; return why it failed, or an empty string."""

@@ -34,7 +34,6 @@ from p2ptrain.net.p2pd.daemon import PROTECTING, Daemon
 from p2ptrain.net.p2pd.streams import Stream
 from p2ptrain.net.rate_limiter import RateLimiter, origin
 from p2ptrain.net.relay import circuit_v2
-from p2ptrain.net.relay.candidates import RelayState
 from p2ptrain.net.relay.circuit_v2 import HOP_PROTOCOL, STOP_PROTOCOL, CircuitStatus
 from p2ptrain.net.throttle import Throttles
 
@@ -103,25 +102,6 @@ NO_RELAY = RelayLimits(places=0, circuits=0)
 
 class RelayFullError(NetworkError):
     """A relay has given all its reservations."""
-
-
-async def look_at_relay(daemon: Daemon, relay: PeerId, addresses: Sequence[str]) -> RelayState:
-    """Measure a relay's round trip and ask for its load. Raises NetworkError, also at the deadline."""
-    try:
-        async with asyncio.timeout(ASK_DEADLINE_S):
-            await daemon.connect(relay, addresses)
-            _, stream = await daemon.open_stream(relay, HOP_PROTOCOL)
-            try:
-                asked_at = time.monotonic()  # the loop's clock counts milliseconds
-                await stream.write(circuit_v2.framed(circuit_v2.ask_load()))
-                answer = await control.read_message(stream, circuit_v2.MAX_MESSAGE_BYTES)
-                return RelayState(time.monotonic() - asked_at, circuit_v2.load(answer))
-            finally:
-                stream.close()
-    except TimeoutError:
-        raise NetworkError(f"{short(relay)} did not answer as a relay within {ASK_DEADLINE_S:.0f} s") from None
-    except (OSError, EOFError, ValueError) as error:
-        raise NetworkError(f"{short(relay)} does not relay: {error}") from error
 
 
 async def reserve(daemon: Daemon, relay: PeerId, addresses: Sequence[str], redial: bool = True) -> None:
@@ -231,8 +211,6 @@ class Relay:
                 if len(asked.target) > MAX_TARGET_BYTES:  # converting it to text would take long
                     raise ValueError(f"a peer id of {len(asked.target)} bytes")
                 await self._connect(asker, control.peer_of(asked.target), stream)
-            elif asked.kind == circuit_v2.STATUS:
-                await _send_last(stream, circuit_v2.load_answer(self._load(time.monotonic())))
             else:
                 await _send_last(stream, circuit_v2.answer(CircuitStatus.UNEXPECTED_MESSAGE))
         except (NetworkError, OSError, EOFError, ValueError) as error:  # TimeoutError is an OSError
@@ -261,14 +239,6 @@ class Relay:
         with contextlib.suppress(NetworkError, TimeoutError):  # the connection has just ended, or p2pd is very busy
             async with asyncio.timeout(LAST_WORD_S):
                 await self._node.daemon.protect(peer, purpose, weight)
-
-    def _load(self, now: float) -> float:
-        """Return the share of reservations or of circuits that is taken, whichever is larger; 1 if none is given."""
-        if not self._rates.gives:
-            return 1.0
-        taken = sum(until > now for _, until in self._places.values())
-        limits = self._limits
-        return max(taken / max(limits.places, 1), len(self._circuits) / max(limits.circuits, 1))
 
     def _give_place(self, asker: FarEnd, now: float) -> CircuitStatus:
         if not self._rates.gives:
