@@ -32,6 +32,8 @@ _HOST_NAMES = {code: name for name, code in _HOST_CODES.items()}
 _FIXED_BYTES = {"ip4": 4, "ip6": 16}
 _MAX_PART_BYTES = 255  # longest host name (RFC 1035) or peer id; an Ed25519 peer id has 38 bytes
 _HOSTNAME = re.compile(r"[0-9A-Za-z]([0-9A-Za-z.-]{0,251}[0-9A-Za-z])?")
+_TRANSLATED = ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("::/96")  # RFC 6052, RFC 4291
+_TRANSLATED_NEARBY = ipaddress.ip_network("64:ff9b:1::/48")  # RFC 8215
 _DOCKER_DEFAULT = ipaddress.ip_network("172.17.0.0/16")
 _BRIDGES = ("docker", "br-", "virbr", "veth", "podman", "cni", "lxcbr", "lxdbr")
 _SIOCGIFADDR = 0x8915  # Linux, netdevice(7)
@@ -116,7 +118,20 @@ def is_loopback(address: str) -> bool:
 def is_public(address: str) -> bool:
     """Return whether the whole internet can dial the address; host names count as public. Accepts any text."""
     host = ip_of(address)
-    return is_name(address) if host is None else host.is_global
+    return is_name(address) if host is None else is_on_internet(host)
+
+
+def is_on_internet(host: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Return whether an IP address is on the internet; of one that is translated to IPv4, the IPv4 address decides.
+
+    Routers translate NAT64 and 6to4 addresses, so one of them may lead into a private network.
+    """
+    if host.version == 4:
+        return host.is_global
+    inner = host.ipv4_mapped or host.sixtofour
+    if any(host in each for each in _TRANSLATED):
+        inner = ipaddress.IPv4Address(int(host) & 0xFFFFFFFF)
+    return host not in _TRANSLATED_NEARBY and (host.is_global if inner is None else inner.is_global)
 
 
 def is_name(address: str) -> bool:
@@ -330,7 +345,7 @@ def _rank(address: str, local: bool, bridges: set[str]) -> int | None:
         return None
     if host in _DOCKER_DEFAULT:
         return 3
-    return 1 if host.is_global else 2
+    return 1 if is_on_internet(host) else 2
 
 
 def _packed_host(protocol: str, host: str) -> bytes:

@@ -96,7 +96,7 @@ class DialPolicy:
         host = address.ip_of(each)
         if host is None or host.is_multicast or (self._families and host.version not in self._families):
             return False
-        return host.is_global or (self._has_neighbours and is_private(each))
+        return address.is_on_internet(host) or (self._has_neighbours and is_private(each))
 
     async def _by_number(self, each: str) -> list[str]:
         """Return the address itself, or those that its host name resolves to."""

@@ -67,7 +67,7 @@ def places_seen(reports: Iterable[ReachabilityReport], ports: Mapping[int, int])
             continue
         place = address.multiaddress(str(host), ports[host.version])
         if address.is_of_use(place):
-            found.setdefault((host.is_global, host.version == 6), Counter())[place] += 1
+            found.setdefault((address.is_on_internet(host), host.version == 6), Counter())[place] += 1
     leading = [(*places.most_common(1)[0], places.total()) for places in found.values()]
     return tuple(place for place, times, of in leading if 2 * times > of)
 
