@@ -27,7 +27,7 @@ from peer.owner.settings import Settings, SettingsFile, compile_mode
 DEFAULT_PORT = 31337
 """Default port, equal to the bootstrap's: one forwarded port serves both."""
 MATERIAL_CHECKS = ("run", "data", "tokenizer")
-NETWORK_CHECKS = ("link", "admission", "clock", "router", "path", "reach", "rates")
+NETWORK_CHECKS = ("link", "admission", "clock", "router", "path", "reach")
 REPORT = "If that does not help, please report it with this message."
 
 

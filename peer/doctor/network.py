@@ -33,7 +33,7 @@ from p2ptrain.net.p2pd.error_text import short_reason
 from p2ptrain.net.path_mtu import PathVerdict, can_help
 from p2ptrain.net.path_mtu import examine as examine_path
 from p2ptrain.net.relay.candidates import Candidate
-from p2ptrain.net.relay.dial_back import ReachabilityReport, look, measure
+from p2ptrain.net.relay.dial_back import ReachabilityReport, look
 from p2ptrain.net.relay.relay import reserve
 from p2ptrain.net.relay.second_look import look_by
 from p2ptrain.net.relay.verdicts import FAMILIES
@@ -49,7 +49,6 @@ from peer.manifest_fetch import NAMELESS
 COMPANY_S = 5.0
 """Seconds to find live peers once an address of the link has answered. Guess: the times of first lookups in a real
 swarm."""
-MEASURE_S = 6.0
 MAX_PEERS = 3
 """Maximum number of live peers that are asked besides the link's nodes."""
 
@@ -135,7 +134,6 @@ async def _look_around(node: Node, link: JoinLink, home: Home, port: int, mirror
     findings.append(verdicts.path(paths, can_help()))
     has_relay = await _has_relay(node, targets) if seen else None
     findings.append(verdicts.reach(seen, port, own[0] if own else "", has_relay, silent))
-    findings.append(verdicts.rates(await _measured(node, peers | answered)))
     files = [] if signed is None else [each.sha256 for each in named_files(signed.manifest)]
     text = None if signed is None else await check_text(node, targets, signed.manifest, mirror)
     return Examined(findings, signed, await _holders(node, targets, files), text)
@@ -327,13 +325,3 @@ async def _has_relay(node: Node, targets: NodeAddresses) -> bool:
             await reserve(node.daemon, peer, places)
             return True
     return False
-
-
-async def _measured(node: Node, targets: NodeAddresses) -> list[tuple[str, float, float]]:
-    """Measure the rates of two nodes in turn, as they share our line; return name, bytes per second in and out."""
-    found = []
-    for peer, places in list(targets.items())[:2]:
-        with contextlib.suppress(NetworkError, RemoteError):
-            down, up = await measure(node, peer, places, MEASURE_S)
-            found.append((short(peer), down, up))
-    return found

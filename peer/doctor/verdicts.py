@@ -11,20 +11,16 @@ from p2ptrain.base.ids import PeerId, short
 from p2ptrain.net import address
 from p2ptrain.net.path_mtu import PathVerdict, remedies
 from p2ptrain.net.relay.dial_back import DialOutcome, ReachabilityReport
-from p2ptrain.net.relay.mapping import direct, is_symmetric
 from p2ptrain.net.relay.reachability import MAX_CLOCK_OFF_S
+from p2ptrain.net.relay.mapping import direct, is_symmetric
 from p2ptrain.net.relay.verdicts import FAMILIES
 from p2ptrain.net.relay.verdicts import verdicts as by_family
 from peer.doctor.findings import Finding, bad, note, ok, skipped
-from peer.messages import size
 
 CLOCK_NOTE_S = 5.0
 """Clock offset in seconds that is worth a note: more than any network's delay. Guess: clock offsets of
 healthy peers."""
 NO_INVITE = "Ask the run's author for an invite link: p2ptrain invite RUN"
-SLOW_BYTES_S = 64_000.0
-"""Rate in bytes per second below which the line counts as slow: half a Mbit/s. At this rate a model of 15 million
-parameters takes four minutes, each way. Guess: the rate at which exchanges start to fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,19 +166,6 @@ def path(examined: Mapping[str, PathVerdict], can_help: bool) -> Finding:
     if can_help and all(verdict.fragments_pass for verdict in narrow.values()):
         return note("path", f"{words}; a peer works, since routers on it may fragment what it sends", fix)
     return bad("path", words, fix)
-
-
-def rates(measured: Sequence[tuple[str, float, float]]) -> Finding:
-    """Report the best rates from tuples of node name and bytes per second in and out."""
-    if not measured:
-        return skipped("rates", "no node was available to measure with")
-    down, up = max(each[1] for each in measured), max(each[2] for each in measured)
-    words = f"{size(down)}/s in, {size(up)}/s out, the best of {_nodes(len(measured))}"
-    if min(down, up) < SLOW_BYTES_S:
-        return note(
-            "rates", words, "Exchanges will take long. Close other programs that use the connection, or use a cable."
-        )
-    return ok("rates", words)
 
 
 def _nodes(count: int) -> str:

@@ -73,7 +73,7 @@ def asked_about_reach(data: bytes) -> None:
     async def dial(host: str, port: int) -> PeerId:
         raise NetworkError("nobody is dialed")
 
-    run(dial_back.answer(BytesLink(data), PLACE, dial_back.DialBackLimits(), dial, clock=lambda: 0.0, wall=lambda: 0.0))
+    run(dial_back.answer(BytesLink(data), PLACE, dial_back.dial_limit(), dial, clock=lambda: 0.0, wall=lambda: 0.0))
 
 
 @refusing(*OURS)

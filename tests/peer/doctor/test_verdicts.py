@@ -105,12 +105,6 @@ def test_a_path_that_loses_large_packets() -> None:
     assert verdicts.path({"11.0.2.2": helped}, can_help=False).state is FindingState.BAD
 
 
-def test_rates() -> None:
-    assert verdicts.rates([]).state is FindingState.SKIPPED
-    assert verdicts.rates([("a", 1e6, 1e3)]).state is FindingState.NOTE
-    assert verdicts.rates([("a", 1e6, 1e3), ("b", 1e5, 2e6)]).found == "1.0 MB/s in, 2.0 MB/s out, the best of 2 nodes"
-
-
 def test_only_what_must_be_mended_fails() -> None:
     fine = [ok("a", "x"), note("b", "y", "z"), skipped("c", "no link")]
     assert (exit_status(fine), exit_status([*fine, bad("d", "y", "z")])) == (0, 1)
