@@ -21,7 +21,7 @@ from p2ptrain.base.errors import NetworkError, RemoteError, UserError
 from p2ptrain.base.ids import PeerId, RunId, short
 from p2ptrain.data.file_store import named_files
 from p2ptrain.manifest import JoinLink, SignedManifest
-from p2ptrain.net import address
+from p2ptrain.net import address, interfaces
 from p2ptrain.net.admission_service import ADMISSION_PROTOCOL, LIMITS, ask_access_list
 from p2ptrain.net.file_service import FILES_PROTOCOL, size_of
 from p2ptrain.net.file_service import LIMITS as FILES_LIMITS
@@ -129,7 +129,7 @@ async def _look_around(node: Node, link: JoinLink, home: Home, port: int, mirror
     seen = [each for each in asked if isinstance(each, Observation)]
     silent = [each for each in asked if isinstance(each, str)]
     seen += [Observation(each) for each in await _by_the_other_family(node, targets, seen, port)]
-    own = [address.host_of(each) for each in (*node.addresses, *address.way_out())]
+    own = [address.host_of(each) for each in (*node.addresses, *interfaces.way_out())]
     findings += [verdicts.clock(seen), verdicts.router(seen, own, *await _mapped(node.run, targets, bool(port)))]
     findings.append(verdicts.path(paths, can_help()))
     has_relay = await _has_relay(node, targets) if seen else None

@@ -12,8 +12,7 @@ from p2ptrain.net import address
 from p2ptrain.net.path_mtu import PathVerdict, remedies
 from p2ptrain.net.relay.dial_back import DialOutcome, ReachabilityReport
 from p2ptrain.net.relay.reachability import MAX_CLOCK_OFF_S
-from p2ptrain.net.relay.mapping import direct, is_symmetric
-from p2ptrain.net.relay.verdicts import FAMILIES
+from p2ptrain.net.relay.verdicts import FAMILIES, direct, is_symmetric
 from p2ptrain.net.relay.verdicts import verdicts as by_family
 from peer.doctor.findings import Finding, bad, note, ok, skipped
 

@@ -36,8 +36,8 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.base.launcher import launched
 from p2ptrain.net import address, interfaces
 from p2ptrain.net.p2pd import control, unary
-from p2ptrain.net.p2pd.dial_backoff import BackoffReasons
 from p2ptrain.net.p2pd.dialing import DialPolicy
+from p2ptrain.net.p2pd.error_text import BackoffReasons
 from p2ptrain.net.p2pd.socket_folder import SocketFolder
 from p2ptrain.net.p2pd.streams import Stream
 
@@ -193,7 +193,7 @@ class Daemon:
         except (P2PDaemonError, ControlFailure, OSError, EOFError) as error:
             raise NetworkError(f"p2pd does not answer: {error}") from error
         own = interfaces.listening(self._punches_at) if self._punches_at else [str(each) for each in addresses]
-        self.caution.stand_at([*own, *address.way_out()])
+        self.caution.stand_at([*own, *interfaces.way_out()])
         return own
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
@@ -363,7 +363,7 @@ def _report_missing_filter() -> None:
 
 def _check_free(listen: Sequence[str]) -> None:
     """Raise UserError if an address is in use: p2pd would start with the others alone."""
-    if taken := [each for each in listen if address.is_taken(each)]:
+    if taken := [each for each in listen if interfaces.is_taken(each)]:
         raise _in_use(", ".join(map(address.host_port, taken)))
 
 
@@ -377,7 +377,7 @@ def _in_use(places: str) -> UserError:
 def _explained(reason: str, listen: Sequence[str]) -> UserError:
     places = ", ".join(map(address.host_port, listen))
     silent = not reason.strip()  # p2pd ended before its output was read
-    if "address already in use" in reason or (silent and any(map(address.is_taken, listen))):
+    if "address already in use" in reason or (silent and any(map(interfaces.is_taken, listen))):
         return _in_use(places)
     if "cannot assign requested address" in reason:
         return UserError(f"{places} is not an address of this machine.", "Choose one of its own with --listen.")

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.ids import PeerId
-from p2ptrain.net import address
+from p2ptrain.net import address, interfaces
 
 MAX_AT_ONCE = 4
 """Addresses of one peer that are dialed at once, of at most eight in a record. Guess: count the addresses that were
@@ -62,7 +62,7 @@ class DialPolicy:
 
     def stand_at(self, own: Iterable[str]) -> None:
         """Set this machine's current addresses, which show whether it is in a private network, and its families."""
-        usable = address.announceable(own)
+        usable = interfaces.announceable(own)
         self._has_neighbours = any(map(is_private, usable))
         self._families = set(map(address.family_of, usable))
 

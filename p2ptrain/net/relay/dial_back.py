@@ -21,7 +21,7 @@ from p2ptrain.net.links import Limits, StreamLink
 from p2ptrain.net.node import Node
 from p2ptrain.net.rate_limiter import SlidingWindowLimit, origin
 from p2ptrain.net.relay.neighbours import Neighbourhoods
-from p2ptrain.net.relay.probe import probe
+from p2ptrain.net.relay.noise import probe
 from p2ptrain.net.rpc import receive_message, request, send_message
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.net.transport import P2PTransport

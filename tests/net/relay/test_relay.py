@@ -26,7 +26,7 @@ from p2ptrain.net.links import StreamLink
 from p2ptrain.net.node import Node
 from p2ptrain.net.p2pd.streams import Stream
 from p2ptrain.net.relay.dial_back import DialOutcome, look, serve_reach
-from p2ptrain.net.relay.probe import probe
+from p2ptrain.net.relay.noise import probe
 from p2ptrain.net.relay.reachability import ReachabilityManager
 from p2ptrain.net.relay.relay import Relay, RelayLimits, circuit_v2, reserve
 from p2ptrain.net.throttle import Throttles
