@@ -114,7 +114,7 @@ def is_on_internet(host: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 
     Routers translate NAT64 and 6to4 addresses, so one of them may lead into a private network.
     """
-    if host.version == 4:
+    if isinstance(host, ipaddress.IPv4Address):
         return host.is_global
     inner = host.ipv4_mapped or host.sixtofour
     if any(host in each for each in _TRANSLATED):

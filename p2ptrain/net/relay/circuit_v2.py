@@ -6,6 +6,7 @@ message announces the circuit to that peer. Both are protobuf and need only its 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -103,15 +104,19 @@ def field(number: int, value: bytes) -> bytes:
 
 def fields(message: bytes) -> dict[int, int | bytes]:
     """Return the last value of each field. Raises ValueError for field types that these messages never have."""
-    found: dict[int, int | bytes] = {}
+    return dict(pairs(message))
+
+
+def pairs(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Yield the number and the value of each field, repeated ones too. Raises ValueError as ``fields`` does."""
     rest = message
     while rest:
         key, rest = split_varint(rest)
         number, rest = split_varint(rest)
         if key & 7 == 0:
-            found[key >> 3] = number
+            yield key >> 3, number
         elif key & 7 == 2 and number <= len(rest):
-            found[key >> 3], rest = rest[:number], rest[number:]
+            yield key >> 3, rest[:number]
+            rest = rest[number:]
         else:
             raise ValueError("a message is truncated or has an unknown field type")
-    return found
