@@ -280,17 +280,7 @@ def told_certificate(data: bytes) -> None:
 
 @refusing(*OURS)
 def asked_for_manifest(data: bytes) -> None:
-    handlers: list[Callable[[BytesLink], Any]] = []
-
-    class Listening(BytesTransport):
-        async def listen(self, handler: Callable[[Any], Any]) -> None:
-            handlers.append(handler)
-
-    async def serve() -> None:
-        await manifest_service.answer_requests(Listening(b""), RUN, SIGNED.to_bytes(), clock=lambda: 0.0)
-        await handlers[0](BytesLink(data))
-
-    run(serve())
+    run(manifest_service.manifest_handler(RUN, SIGNED.to_bytes(), clock=lambda: 0.0)(BytesLink(data)))
 
 
 @refusing(*OURS, ManifestError)
