@@ -169,14 +169,11 @@ def fleeting_addresses(table: Path = _IPV6_ADDRESSES) -> set[str]:
 
 def bridge_addresses() -> list[str]:
     """Return the IPv4 addresses of this machine's container and virtual-machine bridges."""
-    found = psutil.net_if_addrs().items()  # also of a bridge without containers, which is not up
-    return [
-        each.address
-        for name, all_of_it in found
-        if name.startswith(_BRIDGES)
-        for each in all_of_it
-        if "." in each.address
-    ]
+    found = []
+    for name, addresses in psutil.net_if_addrs().items():  # also of a bridge without containers, which is not up
+        if name.startswith(_BRIDGES):
+            found += [each.address for each in addresses if each.family == socket.AF_INET]
+    return found
 
 
 def _rank(place: str, local: bool, bridges: set[str]) -> int | None:

@@ -53,6 +53,9 @@ minute."""
 MOST_REMEMBERED = 1024
 """Peers of which the queue knows how much they have got."""
 MOST_SERVED_TO_ONE = 2
+SLOW_PAUSE_S = 60.0
+"""Time for which a peer gets nothing after a slow transfer was ended, lest it take the place again at once. Guess: how
+long others wait at a busy source."""
 LONGEST_S = 240.0
 """Longest duration of a stream: a shard at 140 kbit/s."""
 MOST_HELD = 8 * (24 << 10)
@@ -114,6 +117,8 @@ class ShardServer(PieceServer):
         self._waiting: dict[Link, asyncio.Event] = {}
         self._sent: BoundedDict[PeerId, int] = BoundedDict(MOST_REMEMBERED)
         """Shards that each peer has got."""
+        self._paused: BoundedDict[PeerId, float] = BoundedDict(MOST_REMEMBERED)
+        """Until when each peer gets nothing."""
 
     async def piece(self, sha256: str, offset: int) -> tuple[int, bytes]:
         if sha256 not in self.digests:  # another run's, which may be a closed one
@@ -133,7 +138,8 @@ class ShardServer(PieceServer):
             self._wake()
 
     async def admits_later(self, link: Link, total_bytes: int, size_bytes: int) -> bool:
-        if not self._queue_s or not total_bytes or link in self._transfers:
+        is_paused = self._paused.get(link.peer, 0.0) > self._clock()
+        if not self._queue_s or not total_bytes or link in self._transfers or is_paused:
             return False
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._queue_s):
@@ -161,6 +167,8 @@ class ShardServer(PieceServer):
         transfer = self._transfers.get(link)
         if transfer is None:
             served = sum(each.peer == link.peer for each in self._transfers)
+            if self._paused.get(link.peer, 0.0) > self._clock():
+                return False
             if len(self._transfers) >= MOST_SERVED:
                 self._end_slow_ones()
             if len(self._transfers) >= MOST_SERVED or served >= MOST_SERVED_TO_ONE:
@@ -176,12 +184,13 @@ class ShardServer(PieceServer):
         return True
 
     def _end_slow_ones(self) -> None:
-        """End the transfers that hold a place which another peer wants, and take it for nothing."""
+        """End slow transfers, whose places another peer wants. Those that our own cap slows go on."""
         now, least = self._clock(), min(LEAST_BYTES_PER_S, self._rates.up.rate / (2 * MOST_SERVED))
-        for transfer in self._transfers.values():
+        for link, transfer in self._transfers.items():
             lasts_s = now - transfer.began
             if lasts_s > GRACE_S and transfer.sent < least * lasts_s and not transfer.deadline.expired():
                 transfer.deadline.reschedule(0.0)
+                self._paused[link.peer] = now + SLOW_PAUSE_S
 
     async def refuse(self, link: Link) -> None:
         await send_message(link, ["busy"])

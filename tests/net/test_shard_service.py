@@ -182,6 +182,9 @@ def test_slow_transfers_end_while_others_want_their_places(store: ShardStore, in
             await link.close()
             await asyncio.sleep(2.0)
         assert max(await holding) < 4 * GRACE_S
+        link = await network.transport(PeerId("birch")).open(HOST, ())
+        with pytest.raises(BusyError):
+            await fetch_shard(link, index.digests[0], len_of)
 
     virtual_time.run(main())
     assert others == [store.path(index.digests[0]).read_bytes()]
