@@ -75,7 +75,7 @@ OF_A_BOOTSTRAP = RateLimit(burst=1024.0 * SHARD_BYTES, per_s=4.0 * SHARD_BYTES)
 
 
 @dataclass(slots=True)
-class _Transfer:
+class _ShardTransfer:
     """Shards that go to one link."""
 
     began: float
@@ -111,7 +111,7 @@ class ShardServer(PieceServer):
         self._index, self._root = index, bytes.fromhex(index.root)
         self._coming = coming
         self._told, self._told_at = b"", -HELD_S
-        self._transfers: dict[Link, _Transfer] = {}
+        self._transfers: dict[Link, _ShardTransfer] = {}
         self._deadlines: dict[Link, asyncio.Timeout] = {}
         self._queue_s = queue_s
         self._waiting: dict[Link, asyncio.Event] = {}
@@ -173,7 +173,7 @@ class ShardServer(PieceServer):
                 self._end_slow_ones()
             if len(self._transfers) >= MOST_SERVED or served >= MOST_SERVED_TO_ONE:
                 return False
-            transfer = _Transfer(self._clock(), self._deadlines[link])
+            transfer = _ShardTransfer(self._clock(), self._deadlines[link])
         if transfer.left < size_bytes:
             if not super().admits(link, total_bytes, total_bytes):
                 return False

@@ -339,7 +339,7 @@ def targets() -> dict[str, Target]:
     questions = {
         "asked_about_reach": (
             asked_about_reach,
-            (said(["look", 1]), said(["give", 9]), said(["take", 9]) + frames((FrameKind.CHUNK, b"x" * 9))),
+            (said(["look", 1]), said(["near", ["/ip4/192.168.1.2/tcp/7"]])),
         ),
         "asked_for_figures": (asked_for_figures, (said(["figures", 0]),)),
         "asked_for_file": (asked_for_file, (said(["piece", bytes(32), 0], ["enough"]),)),
