@@ -167,19 +167,13 @@ class Relay:
     @classmethod
     async def start(cls, node: Node, limits: RelayLimits, rates: Throttles | None = None) -> Relay:
         relay = cls(node, limits, rates or Throttles())
-        try:
-            async with asyncio.timeout(ASK_DEADLINE_S):
-                relay._server = await node.daemon.serve_streams(HOP_PROTOCOL, relay._take)
-        except TimeoutError:
-            raise NetworkError("p2pd does not accept our handler") from None
+        relay._server = await node.daemon.serve_streams(HOP_PROTOCOL, relay._take)
         return relay
 
     async def close(self) -> None:
         server, self._server = self._server, None
         if server is not None:
-            with contextlib.suppress(TimeoutError, NetworkError):
-                async with asyncio.timeout(1.0):
-                    await self._node.daemon.stop_serving(HOP_PROTOCOL, server)
+            await self._node.daemon.stop_serving(HOP_PROTOCOL, server)
         for task in self._tasks:
             task.cancel()
         if self._tasks:
