@@ -28,7 +28,7 @@ from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.framing import MAX_CHUNK_BYTES, FrameKind
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.node import Node
-from p2ptrain.net.payload import Buffers, receive_payload, send_payload
+from p2ptrain.net.payload import receive_payload, send_payload
 from p2ptrain.net.transport import P2PTransport
 from p2ptrain.ports import Link
 
@@ -39,14 +39,13 @@ PARTS = 4
 """Parts of a payload, as in an exchange of several fragments."""
 
 
-async def swap_payload(link: Link, parts: list[bytes], buffers: Buffers) -> None:
+async def swap_payload(link: Link, parts: list[bytes]) -> None:
     """Swap a payload over our transport, then confirm its arrival on both sides."""
     lengths = [len(part) for part in parts]
     others = await link.open_parallel(sum(lengths))
     async with asyncio.TaskGroup() as both:
         both.create_task(send_payload(link, parts, others))
-        received = both.create_task(receive_payload(link, lengths, buffers, others=others))
-    buffers.give_back(received.result())
+        both.create_task(receive_payload(link, lengths, others))
     await link.send(FrameKind.CHUNK, b"done")
     await link.receive()
 
@@ -82,14 +81,14 @@ def parts_of(size_bytes: int) -> list[bytes]:
 async def serve(home: Path, size_bytes: int) -> None:
     """Serve as the partner: swap on every incoming stream until standard input ends."""
     node = await Node.start(Identity.load_or_create(home / "partner.key"), RUN, listen=LOOPBACK, local=True)
-    parts, buffers = parts_of(size_bytes), Buffers()
+    parts = parts_of(size_bytes)
 
     async def bare(_: object, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await swap_bare(reader, writer, parts)
         writer.close()
 
     async def ours(link: Link) -> None:
-        await swap_payload(link, parts, buffers)
+        await swap_payload(link, parts)
 
     transport = P2PTransport(node, OURS)
     await transport.listen(ours)
@@ -107,12 +106,12 @@ async def measure_pairs(
     node = await Node.start(Identity.load_or_create(home / "opener.key"), RUN, listen=LOOPBACK, local=True)
     await node.daemon.connect(peer, addresses)
     transport = P2PTransport(node, OURS)
-    parts, buffers = parts_of(size_bytes), Buffers()
+    parts = parts_of(size_bytes)
 
     async def time_ours() -> float:
         link = await transport.open(peer)
         start = time.perf_counter()
-        await swap_payload(link, parts, buffers)
+        await swap_payload(link, parts)
         seconds = time.perf_counter() - start
         await link.close()
         return seconds

@@ -41,7 +41,6 @@ from p2ptrain.net.identity import Identity
 from p2ptrain.net.links import StreamLink
 from p2ptrain.net.node import Node
 from p2ptrain.net.parallel_streams import ParallelStreams
-from p2ptrain.net.payload import Buffers
 from p2ptrain.net.transport import P2PTransport
 
 STOP_S = 10.0
@@ -151,12 +150,12 @@ def between(near: Host, far: Host, folder: Path, case: LineCase) -> dict[str, li
 async def serve(folder: Path, address: str, case: LineCase) -> None:
     """Serve as the partner: swap on every incoming stream or connection until standard input ends."""
     node = await Node.start(Identity.load_or_create(folder / "far.key"), RUN)
-    parts, buffers = parts_of(case.mebibytes << 20), Buffers()
+    parts = parts_of(case.mebibytes << 20)
 
     async def ours(link: StreamLink) -> None:
         wide = lanes.of(link, ours=False)
         try:
-            await swap_payload(wide, parts, buffers)
+            await swap_payload(wide, parts)
         finally:
             await wide.close()
 
@@ -188,12 +187,12 @@ async def ask(folder: Path, where: Mapping[str, Any], case: LineCase) -> dict[st
     node = await Node.start(Identity.load_or_create(folder / "near.key"), RUN)
     await node.daemon.connect(where["peer"], where["addresses"])
     transport, lanes = P2PTransport(node, OURS), ParallelStreams(node)
-    parts, buffers = parts_of(case.mebibytes << 20), Buffers()
+    parts = parts_of(case.mebibytes << 20)
     both_ways, one_way = [await asyncio.open_connection(*where["tcp"]) for _ in range(2)]
 
     async def exchange() -> float:
         link = lanes.of(await transport.open(where["peer"]), ours=True)
-        took_s = await timed(lambda: swap_payload(link, parts, buffers))
+        took_s = await timed(lambda: swap_payload(link, parts))
         await link.close()
         return took_s
 

@@ -39,7 +39,7 @@ from p2ptrain.net.identity import Identity
 from p2ptrain.net.links import StreamLink
 from p2ptrain.net.node import Node
 from p2ptrain.net.parallel_streams import ParallelStreams
-from p2ptrain.net.payload import Buffers, receive_payload, send_payload
+from p2ptrain.net.payload import receive_payload, send_payload
 from p2ptrain.net.relay import relay as relays
 from p2ptrain.net.relay.relay import Relay, RelayLimits, reserve
 from p2ptrain.net.transport import P2PTransport
@@ -253,17 +253,17 @@ async def open_far(home: Path, case: RelayCase) -> None:
 
 
 async def _swapping(node: Node, case: RelayCase, addresses: Sequence[str]) -> None:
-    parts, buffers = parts_of(case.mebibytes << 20), Buffers()
+    parts = parts_of(case.mebibytes << 20)
     transport, lanes = P2PTransport(node, OURS), ParallelStreams(node)
 
     async def serve(link: StreamLink) -> None:
         if case.one_way:
-            buffers.give_back(await receive_payload(link, [len(each) for each in parts], buffers))
+            await receive_payload(link, [len(each) for each in parts])
             await link.send(FrameKind.CHUNK, b"done")
             return
         wide = lanes.of(link, ours=False)
         try:
-            await swap_payload(wide, parts, buffers)
+            await swap_payload(wide, parts)
         finally:
             await wide.close()
 
@@ -281,7 +281,7 @@ async def near(home: Path, case: RelayCase) -> None:
     where = json.loads(sys.stdin.readline())
     node = await Node.start(Identity.load_or_create(home), RUN, listen=[])
     transport, lanes = P2PTransport(node, OURS), ParallelStreams(node)
-    parts, buffers = parts_of(case.mebibytes << 20), Buffers()
+    parts = parts_of(case.mebibytes << 20)
 
     async def exchange() -> None:
         if case.one_way:
@@ -291,7 +291,7 @@ async def near(home: Path, case: RelayCase) -> None:
             await link.close()
             return
         link = lanes.of(await transport.open(where["peer"], where["addresses"]), ours=True)
-        await swap_payload(link, parts, buffers)
+        await swap_payload(link, parts)
         await link.close()
 
     while await asyncio.to_thread(sys.stdin.readline):

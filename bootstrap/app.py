@@ -37,7 +37,7 @@ from bootstrap.admission_server import AdmissionServer
 from bootstrap.finished_peers import FinishedPeers
 from bootstrap.messages import Say
 from bootstrap.presence_watch import watch
-from bootstrap.run_files import files_to_serve, shards_to_serve
+from bootstrap.run_files import check_shards, files_to_serve, shards_to_serve
 from bootstrap.swarm_view import SwarmView
 from p2ptrain.admission.author import LINK_FILE
 from p2ptrain.base import cgroups, descriptors, files
@@ -214,7 +214,8 @@ class EntryPoint:
                 page.callback(self._view.save, self._kept, self._say)
             try:
                 await self._supervisor.start()
-                async with in_background(self._supervisor.run()):
+                checks = [] if self._shards is None else [check_shards(self._shards, self._say)]
+                async with in_background(self._supervisor.run(), *checks):
                     await stop.wait()
             finally:
                 await self._supervisor.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 from p2ptrain.base.errors import JoinLinkError, UserError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.manifest import JoinLink
-from p2ptrain.net import address
+from p2ptrain.net import address, interfaces
 from p2ptrain.swarm.messages import PeerState, Presence
 
 MAX_NAMED = 8
@@ -26,9 +26,9 @@ def link_addresses(addresses: Sequence[str], announced: Sequence[str], local: bo
     Raises UserError if others reach none.
     """
     if announced:
-        wanted = [each for each in announced if address.announceable([each], local)]
+        wanted = [each for each in announced if interfaces.announceable([each], local)]
     else:
-        wanted = address.best_of_each_family(address.announceable(addresses, local))
+        wanted = address.best_of_each_family(interfaces.announceable(addresses, local))
     if not wanted:
         found = ", ".join(address.host_port(each) for each in announced or addresses) or "none"
         raise UserError(

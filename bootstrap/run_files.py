@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,6 +77,19 @@ def shards_to_serve(
             " from each other or a mirror, if these have them",
         )
     return ShardServer(index, store, rates, overall=OF_A_BOOTSTRAP, queue_s=QUEUE_S)
+
+
+async def check_shards(server: ShardServer, say: Say) -> None:
+    """Look for shards that were damaged on this disk, which are then not served, and tell the owner."""
+    store = server.store
+    for digest in [each for each in server.digests if store.has(each)]:
+        if not await asyncio.to_thread(store.is_whole, digest) and store.has(digest):
+            server.leave_out(digest)
+            say(
+                "bootstrap",
+                f"{store.path(digest)} is damaged, and peers do not get it here: copy it from the author's run folder"
+                " and start the bootstrap again",
+            )
 
 
 def _weights(options: BootstrapOptions, signed: SignedManifest, store: FileStore, say: Say) -> dict[str, Path]:

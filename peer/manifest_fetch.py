@@ -11,8 +11,8 @@ from p2ptrain.manifest import JoinLink, SignedManifest, genuine_run
 from p2ptrain.net import address
 from p2ptrain.net.manifest_service import fetch_manifest, stranger
 from p2ptrain.net.node import Node
-from p2ptrain.net.p2pd.dial_backoff import BACKOFF
 from p2ptrain.net.p2pd.dialing import UNRESOLVED
+from p2ptrain.net.p2pd.error_text import BACKOFF
 from p2ptrain.ports import Notebook
 
 SILENCE = "Check that the bootstrap is running and that its port is open in the firewall and forwarded by its router."

@@ -274,7 +274,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     ),
     "text again": lambda f: "[data] the text that training waited for is here",
     "text not stored": lambda f: f"[data] {f['why']} {f['remedy']} Trying again in {duration(f['seconds'])}",
-    "shard refused": lambda f: f"[data] refused a shard of {f['source']}: {_why(f)}",
+    "shard refused": lambda f: f"[data] refused shard {f['shard']} of {f['source']}: {_why(f)}",
     "got file": lambda f: f"[data] got the run's {f['what']} from {_peer(f)}: {size(f['size_bytes'])}",
     "no file": lambda f: f"[data] no {f['what']} from {_peer(f) if f['peer'] else 'a mirror'}: {_why(f)}",
     "remembered": lambda f: f"[owner] options of earlier starts: {f['options']} (--forget drops them)",

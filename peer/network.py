@@ -22,7 +22,7 @@ from p2ptrain.net import address
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.links import Limits, StreamLink
-from p2ptrain.net.manifest_service import serve_manifest
+from p2ptrain.net.manifest_service import LIMITS, MANIFEST_PROTOCOL, manifest_handler
 from p2ptrain.net.network_monitor import NetworkChange, NetworkMonitor
 from p2ptrain.net.node import Node
 from p2ptrain.net.parallel_streams import ParallelStreams
@@ -115,7 +115,8 @@ class Connection:
         self._see_own = see_own
         self._on_move = on_move
         self._handler: Callable[[Link], Awaitable[None]] | None = None
-        self._signed: SignedManifest | None = None
+        self._end: float | None = None
+        """Progress at the run's end; None: not known yet."""
         self._supervisor = NodeSupervisor(
             self._start_node, self._start_services, self._watch_node, self._node_died, self._node_returned
         )
@@ -149,13 +150,10 @@ class Connection:
 
     async def serve_manifest(self, signed: SignedManifest) -> None:
         """Serve the manifest and keep farewell records, on this node and later ones."""
-        self._signed = signed
-        with contextlib.suppress(NetworkError):  # p2pd is being restarted, and the next one will serve it
-            await self._serve_manifest_on(self.node, signed)
-
-    async def _serve_manifest_on(self, node: Node, signed: SignedManifest) -> None:
-        node.end_at(signed.manifest.run.tokens)
-        self._supervisor.services.append(await serve_manifest(node, signed.to_bytes(), self._rates))
+        self._end = signed.manifest.run.tokens
+        if self._supervisor.current is not None:
+            self._supervisor.current.end_at(self._end)
+        await self.serve(MANIFEST_PROTOCOL, LIMITS, manifest_handler(self._run, signed.to_bytes()))
 
     def stand_at(self, gate: Gate) -> None:
         """Accept only members in the DHT, on this node and later ones."""
@@ -324,6 +322,8 @@ class Connection:
         services.append(await Relay.start(node, self._relay or NO_RELAY, self._rates))
         if self._gate is not None:
             node.stand_at(self._gate)
+        if self._end is not None:
+            node.end_at(self._end)
         for protocol in tuple(self._handlers):  # ``serve`` may add others meanwhile, on this node
             await self._serve_on(node, protocol)
         before, self._before = self._before, None
@@ -338,8 +338,6 @@ class Connection:
         )
         if self._handler is not None:
             await self._transport.listen(self._accept_link)
-        if self._signed is not None:
-            await self._serve_manifest_on(node, self._signed)
 
     @property
     def _is_hopeful(self) -> bool:
@@ -372,6 +370,7 @@ class Connection:
             for each in tasks:
                 each.cancel()
             await asyncio.wait(tasks)
+        self._drop_services()
         if is_changed:
             self._leave_network(changing.result())
         else:
@@ -384,14 +383,16 @@ class Connection:
             return await asyncio.get_running_loop().create_future()
         return await self._monitor.until_broken(reachability.refresh)
 
-    def _leave_network(self, change: NetworkChange) -> None:
+    def _drop_services(self) -> None:
+        """Refuse links until the next node is there."""
         self._transport = self._parallel_streams = self._reachability = None
+
+    def _leave_network(self, change: NetworkChange) -> None:
         self._before, self._has_stopped_punching = None, False
         assert change.cause is not None  # until_broken
         self._notebook.note("network changed", cause=change.cause.value, seconds=round(change.seconds))
 
     def _change_mode(self, reachability: ReachabilityManager) -> None:
-        self._transport = self._parallel_streams = self._reachability = None
         self.unreachable, self._before = not reachability.reachable, reachability.verdicts
         self._has_stopped_punching = self._has_stopped_punching or not self.unreachable
         if self.unreachable:
@@ -402,7 +403,7 @@ class Connection:
 
     def _node_died(self, why: str, pause_s: float) -> None:
         self._notebook.note("p2pd died", why=why)
-        self._transport = self._parallel_streams = self._reachability = None
+        self._drop_services()
 
     def _node_returned(self) -> None:
         self._save_addresses()  # the port may have changed, and relay reservations are gone

@@ -49,7 +49,7 @@ class ShardSources:
     ) -> None:
         self.on_change = on_change
         self.fault = ""
-        """Why the last source that failed did so; empty if none has."""
+        """Why the last one that was asked what it has did not say so; empty if all did."""
         self._index, self._root = index, index.root
         self._find, self._dial, self._rng = peers, dial, rng
         self._bootstraps = dict(bootstraps)
@@ -73,10 +73,13 @@ class ShardSources:
 
     def name(self, source: str) -> str:
         """Return a source's name for people."""
-        return source if source in self._mirrors else short(PeerId(source))
+        if source in self._mirrors:
+            return source
+        return f"{'the bootstrap ' if PeerId(source) in self._bootstraps else ''}{short(PeerId(source))}"
 
     async def look(self) -> None:
         """Ask nodes what they have: bootstraps, and peers that answered the last time, or others."""
+        self.fault = ""
         try:
             found = dict(await self._find())
         except NetworkError as error:

@@ -4,7 +4,8 @@
 tells the training thread whether an inner step has its text. All but ``is_supplied`` runs in the node's loop.
 
 ==================================  ====================================================================================
-a source sends something else       it is set aside for long, and another one is asked
+a peer sends something else         it is set aside for long, and another one is asked
+a mirror or bootstrap does          another one is asked for that shard; a line names both
 it breaks off, or is slow           it is set aside for a growing pause, and another one is asked
 nobody has a shard                  training waits, in the swarm; a line says so
 the disk is full                    shards that nobody reads are dropped; else training waits as above
@@ -21,11 +22,12 @@ from collections.abc import Callable
 from random import Random
 
 from p2ptrain.base.backoff import backoff
+from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.errors import HomeError, NetworkError, RemoteError
 from p2ptrain.net.file_service import BusyError
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.ports import Clock, Notebook
-from p2ptrain.tokens.fetch_plan import FetchOutcome, FetchPlan, Needs, ShardFetch, needs
+from p2ptrain.tokens.fetch_plan import AHEAD, FetchOutcome, FetchPlan, Needs, ShardFetch, needs
 from p2ptrain.tokens.index import SHARD_BYTES, ShardIndex
 from p2ptrain.tokens.store import ShardStore
 from p2ptrain.tokens.walk import Walk
@@ -100,6 +102,10 @@ class TokenSupply:
         self._is_told = False
         """Whether a note says that there is no text."""
         self._full_until, self._full_s = 0.0, backoff(*FULL_S)
+        self._faults: BoundedDict[int, str] = BoundedDict(AHEAD)
+        """Why the last fetch of a shard that is not here failed."""
+        self._full_why = ""
+        """Why the last shard could not be stored; empty if it was."""
         sources.on_change = self._changed.set
 
     @property
@@ -208,7 +214,8 @@ class TokenSupply:
         elif now - self._quiet_since >= QUIET_S and not self._is_told and not self._rates.rests:
             self._is_told = True
             lacking = sum(number not in here for number in wanted.now)
-            why = self._sources.fault or "nobody who was asked has it"
+            faults = [self._faults[number] for number in wanted.now if number not in here and number in self._faults]
+            why = self._full_why or next(iter(faults), self._sources.fault) or "nobody who was asked has it"
             self._notebook.note("no text", shards=lacking, why=why, seconds=self._pause_s)
 
     # --- fetches ------------------------------------------------------------------------------------------------------
@@ -237,7 +244,7 @@ class TokenSupply:
         except BusyError:
             return FetchOutcome.BUSY
         except NetworkError as error:
-            self._sources.fault = str(error)
+            self._faults[fetch.shard] = str(error)
             return FetchOutcome.FAILED
         except RemoteError as error:
             self._note_refusal(fetch, str(error))
@@ -247,22 +254,24 @@ class TokenSupply:
         try:
             await self._keep(digest, data)
         except ValueError:
-            self._note_refusal(fetch, "what it sent is not the shard that the run names")
+            self._note_refusal(fetch, "it has another digest, so the file there is damaged or was edited")
             return FetchOutcome.FALSE
         except HomeError as error:
             pause_s = next(self._full_s)
-            self._full_until = self._clock() + pause_s
+            self._full_until, self._full_why = self._clock() + pause_s, error.problem
             self._notebook.note("text not stored", why=error.problem, remedy=error.remedy, seconds=pause_s)
             return FetchOutcome.CANCELLED
-        self._full_s = backoff(*FULL_S)
+        self._full_s, self._full_why = backoff(*FULL_S), ""
+        self._faults.pop(fetch.shard, None)
         self._notebook.note(
             "got shard", shard=fetch.shard, source=fetch.source, size_bytes=len(data), seconds=self._clock() - began
         )
         return FetchOutcome.WHOLE
 
     def _note_refusal(self, fetch: ShardFetch, why: str) -> None:
-        self._sources.fault = why
-        self._notebook.note("shard refused", source=self._sources.name(fetch.source), shard=fetch.shard, why=why)
+        name = self._sources.name(fetch.source)
+        self._faults[fetch.shard] = f"shard {fetch.shard} of {name} was refused: {why}"
+        self._notebook.note("shard refused", source=name, shard=fetch.shard, why=why)
 
     async def _keep(self, digest: str, data: bytes) -> None:
         """Store a shard, and drop others beyond the cap. Raises ValueError and HomeError."""

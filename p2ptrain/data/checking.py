@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,15 +97,7 @@ def _stored(run: Path, sha256: str, what: str) -> Path:
 
 def _check_shards(index: ShardIndex, store: ShardStore) -> None:
     """Raise CorpusError unless all shards are there and whole."""
-    wrong = []
-    for digest in dict.fromkeys(index.digests):
-        try:
-            with store.path(digest).open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError:
-            found = ""
-        if found != digest:
-            wrong.append(store.path(digest))
+    wrong = [store.path(digest) for digest in dict.fromkeys(index.digests) if not store.is_whole(digest)]
     if wrong:
         raise CorpusError(
             f"{len(wrong):,} of the run's {len(index.digests):,} shards are missing or were edited, the first one is "

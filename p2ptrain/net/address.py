@@ -1,4 +1,4 @@
-"""Multiaddresses: the supported forms, which of a machine's addresses others can use, and p2pd's binary form.
+"""Multiaddresses: the supported forms, what they say, and p2pd's binary form.
 
     /ip4/203.0.113.7/tcp/31337                        dial TCP; also ip6, dns, dns4, dns6
     /ip4/203.0.113.7/tcp/31337/p2p/12D3Koo…           dial TCP, and expect this peer
@@ -10,15 +10,10 @@ reads.
 
 from __future__ import annotations
 
-import errno
 import ipaddress
 import re
-import socket
-import struct
-import sys
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Literal
 
 import base58
@@ -32,13 +27,8 @@ _HOST_NAMES = {code: name for name, code in _HOST_CODES.items()}
 _FIXED_BYTES = {"ip4": 4, "ip6": 16}
 _MAX_PART_BYTES = 255  # longest host name (RFC 1035) or peer id; an Ed25519 peer id has 38 bytes
 _HOSTNAME = re.compile(r"[0-9A-Za-z]([0-9A-Za-z.-]{0,251}[0-9A-Za-z])?")
-_DOCKER_DEFAULT = ipaddress.ip_network("172.17.0.0/16")
-_BRIDGES = ("docker", "br-", "virbr", "veth", "podman", "cni", "lxcbr", "lxdbr")
-_SIOCGIFADDR = 0x8915  # Linux, netdevice(7)
-_IPV6_ADDRESSES = Path("/proc/net/if_inet6")  # Linux; one line each: address, index, prefix, scope, flags, name
-_FLEETING = 0x01 | 0x08 | 0x20 | 0x40  # linux/if_addr.h: temporary, duplicate, deprecated, tentative
-_FAR = (("8.8.8.8", socket.AF_INET), ("2001:4860:4860::8888", socket.AF_INET6))  # on the internet; nothing is sent
-_PORT_TRIES = 20
+_TRANSLATED = ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("::/96")  # RFC 6052, RFC 4291
+_TRANSLATED_NEARBY = ipaddress.ip_network("64:ff9b:1::/48")  # RFC 8215
 REMEMBERED = 1024  # addresses and peer ids whose other form is kept: a partner's come with every message
 
 
@@ -116,7 +106,20 @@ def is_loopback(address: str) -> bool:
 def is_public(address: str) -> bool:
     """Return whether the whole internet can dial the address; host names count as public. Accepts any text."""
     host = ip_of(address)
-    return is_name(address) if host is None else host.is_global
+    return is_name(address) if host is None else is_on_internet(host)
+
+
+def is_on_internet(host: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Return whether an IP address is on the internet; of one that is translated to IPv4, the IPv4 address decides.
+
+    Routers translate NAT64 and 6to4 addresses, so one of them may lead into a private network.
+    """
+    if isinstance(host, ipaddress.IPv4Address):
+        return host.is_global
+    inner = host.ipv4_mapped or host.sixtofour
+    if any(host in each for each in _TRANSLATED):
+        inner = ipaddress.IPv4Address(int(host) & 0xFFFFFFFF)
+    return host not in _TRANSLATED_NEARBY and (host.is_global if inner is None else inner.is_global)
 
 
 def is_name(address: str) -> bool:
@@ -192,68 +195,6 @@ def listening(port: int, local: bool = False) -> tuple[str, ...]:
     return tuple(multiaddress(host, port) for host in (("127.0.0.1",) if local else ("0.0.0.0", "::")))
 
 
-def with_one_port(listen: Sequence[str], needs_number: bool = False) -> tuple[str, ...]:
-    """Return listening addresses whose ports 0, if several, are replaced by one port that is free for each of them.
-
-    Args:
-        needs_number: whether to replace a single port 0, too.
-
-    Raises UserError if none is found. Another program may still take the port before it is used.
-    """
-    free = [each for each in listen if host_port(each).endswith(":0")]
-    if not free or (len(free) == 1 and not needs_number):
-        return tuple(listen)
-    for _ in range(_PORT_TRIES):
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port = probe.getsockname()[1]
-        found = {each: multiaddress(host_of(each), port) for each in free}
-        if not any(map(is_taken, found.values())):
-            return tuple(found.get(each, each) for each in listen)
-    raise UserError("No TCP port is free.", "Choose an address and a port with --listen.")
-
-
-def is_taken(place: str) -> bool:
-    """Return whether another program listens at this address of ours; False also if it cannot be tested."""
-    host, port = host_of(place), port_of([place])
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old connections may linger
-            if family == socket.AF_INET6:
-                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            probe.bind((host, port))
-    except (OSError, ValueError) as error:  # among others: the kernel has no IPv6
-        return getattr(error, "errno", None) == errno.EADDRINUSE
-    return False
-
-
-def announceable(addresses: Iterable[str], local: bool = False, bridges: Iterable[str] | None = None) -> list[str]:
-    """Return those of a node's own addresses that others can use, public ones first.
-
-    Loopback, unspecified and link-local addresses, port 0 and bridges to this machine's containers are left out.
-    Docker's default range counts only if there is nothing else, because then the node itself is in a container.
-    An IPv6 address that soon ends, as privacy extensions make (RFC 8981), counts only if no lasting one is known.
-
-    Args:
-        addresses: addresses that the node listens on.
-        local: whether the swarm runs on this machine alone; then loopback addresses count and come first.
-        bridges: IP addresses of bridges to containers and virtual machines; None: ask the operating system.
-    """
-    bridge_hosts = set(bridge_addresses() if bridges is None else bridges)
-    ranked: list[tuple[int, str]] = []
-    for address in dict.fromkeys(addresses):
-        rank = _rank(address, local, bridge_hosts)
-        if rank is not None:
-            ranked.append((rank, address))
-    best = sorted(ranked, key=lambda entry: entry[0])
-    fleeting = fleeting_addresses()
-    lasting = [entry for entry in best if host_of(entry[1]) not in fleeting]
-    if any(family_of(address) == 6 and is_public(address) for _, address in lasting):
-        best = lasting
-    return [address for rank, address in best if rank < 3] or [address for _, address in best]
-
-
 def best_of_each_family(addresses: Sequence[str]) -> list[str]:
     """Return the first address of IPv4 and the first of IPv6, in the given order; names count as both.
 
@@ -265,72 +206,6 @@ def best_of_each_family(addresses: Sequence[str]) -> list[str]:
             found.setdefault(family, each)
     best = [each for each in addresses if each in found.values()]
     return best if any(map(is_public, best)) else best[:1]
-
-
-def is_of_use(address: str) -> bool:
-    """Return whether other machines may be able to dial the address: public, or in a private network that is shared."""
-    return _rank(address, False, set(bridge_addresses())) in (1, 2)
-
-
-def way_out() -> list[str]:
-    """Return this machine's source addresses towards the internet, at most one per family, and send nothing.
-
-    The port is meaningless. IPv4 comes first.
-    """
-    found = []
-    for far, family in _FAR:
-        try:
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect((far, 53))
-                found.append(multiaddress(probe.getsockname()[0], 53))
-        except OSError:  # no route, or no such family
-            continue
-    return found
-
-
-def fleeting_addresses(table: Path = _IPV6_ADDRESSES) -> set[str]:
-    """Return this machine's IPv6 addresses that soon end or cannot be used yet (empty except on Linux)."""
-    try:
-        rows = [line.split() for line in table.read_text().splitlines()]
-    except OSError:
-        return set()
-    return {str(ipaddress.IPv6Address(int(row[0], 16))) for row in rows if int(row[4], 16) & _FLEETING}
-
-
-def bridge_addresses() -> list[str]:
-    """Return the IPv4 addresses of this machine's container and virtual-machine bridges (empty except on Linux)."""
-    if sys.platform != "linux":
-        return []
-    import fcntl
-
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            if not name.startswith(_BRIDGES):
-                continue
-            try:
-                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            except OSError:
-                continue  # the interface has no IPv4 address
-            found.append(socket.inet_ntoa(answer[20:24]))
-    return found
-
-
-def _rank(address: str, local: bool, bridges: set[str]) -> int | None:
-    """Rank an address: 0 loopback if ``local``, 1 public or a name, 2 private, 3 Docker's range, None unusable."""
-    parts = address.split("/")
-    if not is_dialable(address) or parts[4] == "0":
-        return None
-    if parts[1] not in ("ip4", "ip6"):
-        return 1
-    host = ipaddress.ip_address(parts[2])
-    if host.is_loopback:
-        return 0 if local else None
-    if host.is_unspecified or host.is_link_local or host.is_multicast or parts[2] in bridges:
-        return None
-    if host in _DOCKER_DEFAULT:
-        return 3
-    return 1 if host.is_global else 2
 
 
 def _packed_host(protocol: str, host: str) -> bytes:

@@ -22,7 +22,6 @@ from typing import Any, TypeVar, assert_never
 from p2ptrain.base.errors import MisfitError, NetworkError, RemoteError, UnbegunError
 from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.net.concurrently import concurrently
-from p2ptrain.net.payload import Buffers
 from p2ptrain.net.session import Session, SessionEnvironment
 from p2ptrain.net.weight_download import Downloader
 from p2ptrain.net.weight_server import WeightServer
@@ -112,7 +111,6 @@ class Driver:
         work, sizes = environment.work, learner.payloads.weight_sizes()
         self._tools = SessionEnvironment(
             payloads=learner.payloads,
-            buffers=Buffers(),
             work=work,
             weight_server=environment.weight_server
             or WeightServer(learner.payloads, work, environment.clock, held=core.held),

@@ -8,7 +8,8 @@ protocol, whose version the manifest names, so it survives changes of that. The 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, RunId, short
@@ -22,6 +23,7 @@ from p2ptrain.ports import Clock, Link, Transport
 
 MANIFEST_PROTOCOL = "/p2ptrain/manifest/1"
 
+LIMITS = Limits(inbound_per_peer=2)
 OVERALL, EACH, WINDOW_S = 600, 6, 60.0
 """Limits on manifests overall and per peer, and their window in seconds; a newcomer needs one. Guess: the requests at
 the start of a large run would settle it."""
@@ -29,8 +31,8 @@ the start of a large run would settle it."""
 
 async def serve_manifest(node: Node, signed: bytes, rates: Throttles | None = None) -> P2PTransport:
     """Serve the node's run's signed manifest until the returned transport is closed."""
-    transport = P2PTransport(node, MANIFEST_PROTOCOL, Limits(inbound_per_peer=2), rates, serves_others=True)
-    await answer_requests(transport, node.run, signed)
+    transport = P2PTransport(node, MANIFEST_PROTOCOL, LIMITS, rates, serves_others=True)
+    await transport.listen(manifest_handler(node.run, signed))
     return transport
 
 
@@ -39,8 +41,10 @@ async def fetch_manifest(node: Node, peer: PeerId, addresses: Sequence[str], run
     return await ask(P2PTransport(node, MANIFEST_PROTOCOL), peer, addresses, run)
 
 
-async def answer_requests(transport: Transport, run: RunId, signed: bytes, clock: Clock = time.monotonic) -> None:
-    """Serve a run's signed manifest over any transport."""
+def manifest_handler(
+    run: RunId, signed: bytes, clock: Clock = time.monotonic
+) -> Callable[[Link], Coroutine[Any, Any, None]]:
+    """Return the handler of inbound links that serves a run's signed manifest."""
     if len(signed) > MAX_MANIFEST_BYTES:
         raise ValueError(f"expected a manifest of at most {MAX_MANIFEST_BYTES} bytes, got {len(signed)}")
 
@@ -54,7 +58,7 @@ async def answer_requests(transport: Transport, run: RunId, signed: bytes, clock
             raise NetworkError(f"{short(link.peer)} sent too many manifest requests")
         await link.send(FrameKind.MANIFEST, signed if body == run.encode() else b"")
 
-    await transport.listen(answer)
+    return answer
 
 
 def stranger(error: str) -> str:

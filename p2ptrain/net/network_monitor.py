@@ -45,7 +45,7 @@ class InterfaceAddresses:
         """Read them from the operating system."""
         found = interfaces.interface_addresses()
         hosts = frozenset((name, host) for name, host in found if _leads_out(host))
-        return cls(hosts, frozenset(address.host_of(each) for each in address.way_out()))
+        return cls(hosts, frozenset(address.host_of(each) for each in interfaces.way_out()))
 
 
 def _leads_out(host: str) -> bool:

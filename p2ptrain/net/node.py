@@ -26,7 +26,7 @@ from p2ptrain.base.backoff import backoff
 from p2ptrain.base.errors import NetworkError
 from p2ptrain.base.ids import PeerId, RunId, short
 from p2ptrain.base.logging_setup import reporting
-from p2ptrain.net import address
+from p2ptrain.net import address, interfaces
 from p2ptrain.net.dht import network_errors, start_node
 from p2ptrain.net.directory import DhtDirectory, PresenceValidator
 from p2ptrain.net.identity import Identity
@@ -124,7 +124,7 @@ class Node:
         """
         listen = address.listening(0) if listen is None else listen
         address.check(listen, announce, bootstraps)
-        listen = address.with_one_port(listen, needs_number=punches)
+        listen = interfaces.with_one_port(listen, needs_number=punches)
         use_hivemind_log_handler("nowhere")  # hivemind's messages go to the root logger only
         daemon = await Daemon.start(
             identity.path, listen, announce, punches and address.port_of(listen) > 0, connections
@@ -179,7 +179,7 @@ class Node:
                 own = await self.daemon.own_addresses()
         except TimeoutError as error:
             raise NetworkError(f"p2pd does not answer: {error or 'timed out'}") from error
-        self._announced = tuple(address.announceable(own, self._local))
+        self._announced = tuple(interfaces.announceable(own, self._local))
 
     @property
     def mapped_port(self) -> int:

@@ -8,8 +8,7 @@ allocates its buffers once and rejects the first frame that differs.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 from blake3 import blake3
 
@@ -20,24 +19,20 @@ from p2ptrain.framing import FrameKind, PartEnd
 from p2ptrain.net.concurrently import concurrently
 from p2ptrain.ports import Link
 
+GRACE_S = 20.0
+"""Time until a payload's first bytes, as until a frame begins (``links.Limits.idle_s``)."""
+SLOWEST_RATE = 4096.0
+"""Least mean rate of a payload after that in bytes per second (``links.Limits.slowest_rate``). At the lowest cap each
+stream has 5 kB/s (``throttle.MIN_RATE``)."""
 
-@dataclass(frozen=True, slots=True)
-class PayloadDeadline:
-    """Deadline of a whole payload, which grows by the bytes received and not by the number of frames.
+
+def due_s(received_bytes: int) -> float:
+    """Return the deadline for so many bytes of a payload, in seconds after its beginning.
 
     Deadlines of single frames are not enough: a sender that just meets each of them could hold us for many frames, and
     the sender itself influences the deadline of its exchange (``swarm.deadlines``).
     """
-
-    grace_s: float = 20.0
-    """Time until the first bytes, as until a frame begins (``links.Limits.idle_s``)."""
-    slowest_rate: float = 4096.0
-    """Least mean rate after that in bytes per second (``links.Limits.slowest_rate``). At the lowest cap each stream has
-    5 kB/s (``throttle.MIN_RATE``)."""
-
-    def due_s(self, received_bytes: int) -> float:
-        """Return the deadline for so many bytes, in seconds after the payload's beginning."""
-        return self.grace_s + received_bytes / self.slowest_rate
+    return GRACE_S + received_bytes / SLOWEST_RATE
 
 
 async def send_payload(
@@ -60,8 +55,6 @@ async def send_payload(
 async def receive_payload(
     link: Link,
     lengths: Sequence[int],
-    buffers: Buffers | None = None,
-    pace: PayloadDeadline | None = None,
     others: Sequence[Link] = (),
 ) -> list[bytearray]:
     """Receive parts of exactly these lengths.
@@ -69,47 +62,22 @@ async def receive_payload(
     Raises NetworkError if the stream ends early or misses its deadline, RemoteError if the data differ.
 
     Args:
-        buffers: source of the parts' memory, to which the caller may give them back; None: allocate it.
-        pace: deadline of the whole payload.
         others: further streams for the chunks (``Link.open_parallel``).
     """
-    buffers, pace = buffers or Buffers(), pace or PayloadDeadline()
     loop = asyncio.get_running_loop()
     layout, began = _Layout(lengths, 1 + len(others)), loop.time()
     try:
         async with asyncio.timeout(None) as deadline:
-            arrivals = _Arrivals([buffers.take(length) for length in lengths], pace, deadline)
+            arrivals = _Arrivals([bytearray(length) for length in lengths], deadline)
             if others:
                 streams = enumerate((link, *others))
                 await concurrently(*(_receive_share(stream, layout, number, arrivals) for number, stream in streams))
             else:
                 await _receive_share(link, layout, 0, arrivals)
     except TimeoutError:
-        raise NetworkError(f"{short(link.peer)} sends slower than {pace.slowest_rate / 1000:.0f} kB/s") from None
+        raise NetworkError(f"{short(link.peer)} sends slower than {SLOWEST_RATE / 1000:.0f} kB/s") from None
     link.record_transfer(sum(lengths), loop.time() - began)
     return arrivals.parts
-
-
-class Buffers:
-    """Pool of receive buffers: touching fresh memory costs more than hashing (measured for 64 MiB: 49 ms and 10 ms)."""
-
-    def __init__(self, most_bytes: int = 256 << 20) -> None:
-        self._most_bytes = most_bytes
-        self._kept: list[bytearray] = []
-
-    def take(self, length: int) -> bytearray:
-        """Return a buffer of this length with undefined contents."""
-        for position, buffer in enumerate(self._kept):
-            if len(buffer) == length:
-                return self._kept.pop(position)
-        return bytearray(length)
-
-    def give_back(self, parts: Iterable[bytearray]) -> None:
-        """Return buffers that are no longer read to the pool; beyond ``most_bytes`` the oldest are dropped."""
-        self._kept.extend(parts)
-        size = sum(map(len, self._kept))
-        while size > self._most_bytes:
-            size -= len(self._kept.pop(0))
 
 
 class _Layout:
@@ -154,9 +122,8 @@ class _Arrivals:
     Each part is hashed as far as it has come without a gap, and compared with its end when both are complete.
     """
 
-    def __init__(self, parts: list[bytearray], pace: PayloadDeadline, deadline: asyncio.Timeout) -> None:
+    def __init__(self, parts: list[bytearray], deadline: asyncio.Timeout) -> None:
         self.parts = parts
-        self._pace = pace
         self._deadline = deadline
         self._begun = asyncio.get_running_loop().time()
         self._came = 0
@@ -169,7 +136,7 @@ class _Arrivals:
     def expect(self, size_bytes: int) -> None:
         """Set the deadline for the next so many bytes."""
         if not self._deadline.expired():  # another stream may not have been cancelled yet
-            self._deadline.reschedule(self._begun + self._pace.due_s(self._came + size_bytes))
+            self._deadline.reschedule(self._begun + due_s(self._came + size_bytes))
 
     def take(self, index: int, chunk: slice) -> None:
         """Count a chunk that is in its place. Raises RemoteError if its part is complete and does not match its end."""

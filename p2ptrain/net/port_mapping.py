@@ -187,7 +187,9 @@ async def find_routers(
         source: our address towards the routers; empty: that towards the internet.
         may_be_router: whether a multiaddress may be a router's; None: the private address of a default gateway.
     """
-    source = source or next((address.host_of(each) for each in address.way_out() if address.family_of(each) == 4), "")
+    source = source or next(
+        (address.host_of(each) for each in interfaces.way_out() if address.family_of(each) == 4), ""
+    )
     if not source:
         raise NetworkError("there is no route to the internet")
     found: list[Router] = []

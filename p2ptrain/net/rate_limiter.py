@@ -1,6 +1,6 @@
 """Rate limits on what strangers ask for: token buckets and sliding windows. Pure; memory is bounded.
 
-The cost of one conversation is bounded elsewhere (``links.Limits``, ``payload.PayloadDeadline``, the core's deadlines).
+The cost of one conversation is bounded elsewhere (``links.Limits``, ``payload.due_s``, the core's deadlines).
 A flood of short conversations costs a stream, a task and a response each, and would displace honest peers' ones; it is
 rejected before any byte of it is read.
 """

@@ -17,7 +17,7 @@ from p2ptrain.base.errors import NetworkError, RemoteError, UnbegunError
 from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.framing import FrameKind
 from p2ptrain.net.concurrently import concurrently
-from p2ptrain.net.payload import Buffers, receive_payload, send_payload
+from p2ptrain.net.payload import receive_payload, send_payload
 from p2ptrain.net.weight_download import Downloader
 from p2ptrain.net.weight_server import WeightServer
 from p2ptrain.ports import EncodedPayload, LearnerPayloads, Link, Opaque, PayloadDifference
@@ -41,7 +41,6 @@ class SessionEnvironment:
     """Objects that all sessions of a driver share."""
 
     payloads: LearnerPayloads
-    buffers: Buffers
     work: Callable[..., Awaitable[Any]]
     """Runs ``work(function, *arguments)`` off the event loop, or at once."""
     weight_server: WeightServer
@@ -137,13 +136,12 @@ class Session:
         del snapshot  # a payload may take minutes, and this is a whole model
         if not (self.link.outbound or sizes):  # the initiator may withdraw a late-accepted offer without a payload
             await link.wait_for_frame()
-        receiving = receive_payload(link, lengths, self.tools.buffers, others=others)
+        receiving = receive_payload(link, lengths, others)
         try:
             _, theirs = await concurrently(send_payload(link, mine.parts, others), receiving)
         except UnbegunError as error:  # one of several streams had nothing yet, but the payload has begun
             raise NetworkError(str(error)) from error
         difference: PayloadDifference = await work(payloads.difference, mine, theirs)
-        self.tools.buffers.give_back(theirs)
         agreeing = sum(sizes)
         sent_bytes, received_bytes = agreeing + mine.size_bytes, agreeing + sum(lengths)
         measured = difference.distance, difference.norm, difference.fingerprint, difference.sketched

@@ -21,6 +21,7 @@ from p2ptrain.base.errors import NetworkError, RemoteError, UserError
 from p2ptrain.base.text import one_line
 from p2ptrain.data.hub import huggingface_hub
 from p2ptrain.manifest.section import HUB_NAME
+from p2ptrain.net.address import is_on_internet
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.tokens.index import SHARD_BYTES
 from p2ptrain.tokens.store import ShardStore
@@ -130,7 +131,7 @@ def _public_socket(address: Any) -> socket.socket:
     """Open a socket for an address that is on the internet. Raises OSError for one of the owner's own network, which a
     stranger's manifest or redirect must not reach."""
     family, kind, protocol, _, place = address
-    if not ipaddress.ip_address(place[0]).is_global:
+    if not is_on_internet(ipaddress.ip_address(place[0])):
         raise OSError(f"{place[0]} is not on the internet")
     return socket.socket(family, kind, protocol)
 

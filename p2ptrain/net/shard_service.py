@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from p2ptrain.net.rate_limiter import RateLimit, RateLimiter
 from p2ptrain.net.rpc import receive_message, send_message
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.ports import Clock, Link
+from p2ptrain.tokens.fetch_plan import GRACE_S, LEAST_BYTES_PER_S
 from p2ptrain.tokens.index import SHARD_BYTES, ShardIndex
 from p2ptrain.tokens.store import ShardStore
 
@@ -51,6 +53,9 @@ minute."""
 MOST_REMEMBERED = 1024
 """Peers of which the queue knows how much they have got."""
 MOST_SERVED_TO_ONE = 2
+SLOW_PAUSE_S = 60.0
+"""Time for which a peer gets nothing after a slow transfer was ended, lest it take the place again at once. Guess: how
+long others wait at a busy source."""
 LONGEST_S = 240.0
 """Longest duration of a stream: a shard at 140 kbit/s."""
 MOST_HELD = 8 * (24 << 10)
@@ -67,6 +72,17 @@ OVERALL = RateLimit(burst=256.0 * SHARD_BYTES, per_s=SHARD_BYTES / 2.0)
 newcomers a run has in an hour."""
 OF_A_BOOTSTRAP = RateLimit(burst=1024.0 * SHARD_BYTES, per_s=4.0 * SHARD_BYTES)
 """Bytes that a bootstrap, whose caps its owner sets, sends to all peers: 134 Mbit/s."""
+
+
+@dataclass(slots=True)
+class _ShardTransfer:
+    """Shards that go to one link."""
+
+    began: float
+    deadline: asyncio.Timeout
+    left: int = 0
+    """Bytes that are counted already, and not sent yet."""
+    sent: int = 0
 
 
 class ShardServer(PieceServer):
@@ -89,39 +105,45 @@ class ShardServer(PieceServer):
         queue_s: float = 0.0,
     ) -> None:
         super().__init__("shards", rates, clock, RateLimiter(EACH, overall))
-        self._root, self._digests = bytes.fromhex(index.root), frozenset(index.digests)
-        self._index, self._store = index, store
+        self.digests = frozenset(index.digests)
+        """Digests of the shards that are served."""
+        self.store = store
+        self._index, self._root = index, bytes.fromhex(index.root)
         self._coming = coming
         self._told, self._told_at = b"", -HELD_S
-        self._paid: dict[Link, int] = {}
-        """Bytes that each link which gets a shard may still get of it."""
+        self._transfers: dict[Link, _ShardTransfer] = {}
+        self._deadlines: dict[Link, asyncio.Timeout] = {}
         self._queue_s = queue_s
         self._waiting: dict[Link, asyncio.Event] = {}
         self._sent: BoundedDict[PeerId, int] = BoundedDict(MOST_REMEMBERED)
         """Shards that each peer has got."""
+        self._paused: BoundedDict[PeerId, float] = BoundedDict(MOST_REMEMBERED)
+        """Until when each peer gets nothing."""
 
     async def piece(self, sha256: str, offset: int) -> tuple[int, bytes]:
-        if sha256 not in self._digests:  # another run's, which may be a closed one
+        if sha256 not in self.digests:  # another run's, which may be a closed one
             return 0, b""
-        return await asyncio.to_thread(self._store.read, sha256, offset, PIECE_BYTES)
+        return await asyncio.to_thread(self.store.read, sha256, offset, PIECE_BYTES)
 
     async def answer(self, link: Link) -> None:
         try:
-            async with asyncio.timeout(LONGEST_S):
+            async with asyncio.timeout(LONGEST_S) as self._deadlines[link]:
                 await super().answer(link)
         except TimeoutError:
             raise NetworkError(f"{short(link.peer)} takes too long to get a shard") from None
         finally:
-            if self._paid.pop(link, None) is not None:
+            del self._deadlines[link]
+            if self._transfers.pop(link, None) is not None:
                 self._sent[link.peer] = self._sent.get(link.peer, 0) + 1
             self._wake()
 
     async def admits_later(self, link: Link, total_bytes: int, size_bytes: int) -> bool:
-        if not self._queue_s or not total_bytes or link in self._paid:
+        is_paused = self._paused.get(link.peer, 0.0) > self._clock()
+        if not self._queue_s or not total_bytes or link in self._transfers or is_paused:
             return False
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._queue_s):
-                while len(self._paid) >= MOST_SERVED and len(self._waiting) < MOST_WAITING:
+                while len(self._transfers) >= MOST_SERVED and len(self._waiting) < MOST_WAITING:
                     self._waiting[link] = asyncio.Event()
                     try:
                         await self._waiting[link].wait()
@@ -135,24 +157,40 @@ class ShardServer(PieceServer):
     def _wake(self) -> None:
         """Let the one try again that has got least of those who wait."""
         waiting = [link for link, event in self._waiting.items() if not event.is_set()]
-        if waiting and len(self._paid) < MOST_SERVED:
+        if waiting and len(self._transfers) < MOST_SERVED:
             self._waiting[min(waiting, key=lambda link: self._sent.get(link.peer, 0))].set()
 
     def admits(self, link: Link, total_bytes: int, size_bytes: int) -> bool:
         """Count a shard as a whole at its first piece, so that nobody is refused in the middle of one."""
         if not total_bytes:
             return super().admits(link, 0, 0)
-        left = self._paid.get(link)
-        if left is None:
-            served = sum(each.peer == link.peer for each in self._paid)
-            if len(self._paid) >= MOST_SERVED or served >= MOST_SERVED_TO_ONE:
+        transfer = self._transfers.get(link)
+        if transfer is None:
+            served = sum(each.peer == link.peer for each in self._transfers)
+            if self._paused.get(link.peer, 0.0) > self._clock():
                 return False
-        if left is None or left < size_bytes:
+            if len(self._transfers) >= MOST_SERVED:
+                self._end_slow_ones()
+            if len(self._transfers) >= MOST_SERVED or served >= MOST_SERVED_TO_ONE:
+                return False
+            transfer = _ShardTransfer(self._clock(), self._deadlines[link])
+        if transfer.left < size_bytes:
             if not super().admits(link, total_bytes, total_bytes):
                 return False
-            left = (left or 0) + total_bytes
-        self._paid[link] = left - size_bytes
+            transfer.left += total_bytes
+        transfer.left -= size_bytes
+        transfer.sent += size_bytes
+        self._transfers[link] = transfer
         return True
+
+    def _end_slow_ones(self) -> None:
+        """End slow transfers, whose places another peer wants. Those that our own cap slows go on."""
+        now, least = self._clock(), min(LEAST_BYTES_PER_S, self._rates.up.rate / (2 * MOST_SERVED))
+        for link, transfer in self._transfers.items():
+            lasts_s = now - transfer.began
+            if lasts_s > GRACE_S and transfer.sent < least * lasts_s and not transfer.deadline.expired():
+                transfer.deadline.reschedule(0.0)
+                self._paused[link.peer] = now + SLOW_PAUSE_S
 
     async def refuse(self, link: Link) -> None:
         await send_message(link, ["busy"])
@@ -169,10 +207,16 @@ class ShardServer(PieceServer):
             case _:
                 await super().other(link, request)
 
+    def leave_out(self, digest: str) -> None:
+        """Serve a shard no more: its file is damaged."""
+        self.digests -= {digest}
+        self._told_at = -HELD_S
+
     async def _bitmap(self) -> bytes:
         if self._clock() - self._told_at >= HELD_S:
             self._told_at = self._clock()
-            self._told = bitmap(await asyncio.to_thread(self._store.held, self._index))
+            held = await asyncio.to_thread(self.store.held, self._index)
+            self._told = bitmap([number for number in held if self._index.digests[number] in self.digests])
         return self._told
 
 

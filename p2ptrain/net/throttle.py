@@ -154,7 +154,7 @@ class Throttles:
         self.up = Throttle(clock, sleep)
         self.down = Throttle(clock, sleep)
         self.gives = True
-        """True while this peer serves weights, circuits and samples to others; False while it rests or others have used
+        """True while this peer serves weights and circuits to others; False while it rests or others have used
         their share of the monthly budget. Any thread may write it."""
         self.rests = False
         """True while the owner pauses this peer or its monthly budget is used up. Any thread may write it."""

@@ -125,20 +125,14 @@ class P2PTransport:
         if self._handler is not None:
             raise ValueError("this transport is already listening")
         self._handler = handler
-        try:
-            async with asyncio.timeout(self._limits.dial_s):
-                self._server = await self._node.daemon.serve_streams(self._protocol, self._take)
-        except TimeoutError:
-            raise NetworkError("p2pd did not accept our stream handler") from None
+        self._server = await self._node.daemon.serve_streams(self._protocol, self._take)
 
     async def close(self) -> None:
         """Accept no more streams, and end the open ones."""
         self._handler = None
         server, self._server = self._server, None
         if server is not None:
-            with contextlib.suppress(TimeoutError, NetworkError):
-                async with asyncio.timeout(1.0):
-                    await self._node.daemon.stop_serving(self._protocol, server)
+            await self._node.daemon.stop_serving(self._protocol, server)
         if self._partings:
             await asyncio.wait(self._partings.values(), timeout=FAREWELL_S)
         while tasks := [*self._inbound, *self._partings.values()]:  # an ending handler starts a parting task

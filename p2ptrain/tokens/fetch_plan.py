@@ -11,8 +11,9 @@
 
 So each shard leaves a bootstrap about once, however many peers begin at once. What sources say of themselves only
 directs the first question. A source that does not send what it said, or nothing in time, is asked again after a
-growing pause; one that sends a false shard, after a long one. A shard that several strangers failed to send is asked of
-sources that have sent a shard before, of the mirror or the bootstrap. The shell fetches, and checks digests.
+growing pause. A peer that sends a false shard is asked for nothing for long; a mirror or bootstrap, one of whose files
+may be damaged, not for that shard. A shard that several strangers failed to send is asked of sources that have sent a
+shard before, of the mirror or the bootstrap. The shell fetches, and checks digests.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ FAILED_S = (5.0, 600.0)
 TRUSTED_FAILED_S = 30.0
 """Longest pause after a mirror or bootstrap failed: it may be the only source."""
 FALSE_S = 3600.0
-"""Pause after a source sent a false shard: four megabytes for nothing."""
+"""Pause after a peer sent a false shard: four megabytes for nothing."""
 TRUSTED_FALSE_S = 300.0
-"""Pause after a mirror or bootstrap sent a false shard."""
+"""Time for which a mirror or bootstrap is not asked for a shard again that it sent falsely: its owner may repair it."""
 MOST_DOUBTS = 5
 """Failures of strangers after which a shard is asked of proven sources."""
 FIRST_BYTES_PER_S = 500e3
@@ -67,7 +68,7 @@ SLOW, SLOW_S = 2.0, 4.0
 """A source is slow if it needs this many times as long as another would, and this many seconds more; it has at least
 these seconds to begin."""
 MOST_RECORDS = 512
-"""Sources whose speed and failures are remembered."""
+"""Sources whose speed and failures are remembered, and false shards of mirrors and bootstraps."""
 
 
 class SourceKind(IntEnum):
@@ -197,6 +198,8 @@ class FetchPlan:
         self._under_way: dict[ShardFetch, _UnderWay] = {}
         self._records: BoundedDict[str, _Record] = BoundedDict(MOST_RECORDS)
         self._wishes: dict[int, _Wish] = {}
+        self._false: BoundedDict[tuple[str, int], float] = BoundedDict(MOST_RECORDS)
+        """Until when a mirror or bootstrap, by name, is not asked for a shard that it sent falsely."""
 
     @property
     def under_way(self) -> tuple[ShardFetch, ...]:
@@ -284,15 +287,17 @@ class FetchPlan:
                     record.asked_for_soon_at = again
                 else:
                     record.asked_again_at = again
-            case FetchOutcome.FAILED:
+            case FetchOutcome.FALSE if is_stranger:
+                record.failures += 1
+                record.is_proven = False
+                record.asked_again_at = now + FALSE_S
+            case FetchOutcome.FAILED | FetchOutcome.FALSE:
+                if outcome is FetchOutcome.FALSE:
+                    self._false[fetch.source, fetch.shard] = now + TRUSTED_FALSE_S
                 record.failures += 1
                 longest_s = FAILED_S[1] if is_stranger else TRUSTED_FAILED_S
                 pause_s = min(FAILED_S[0] * 2.0 ** min(record.failures - 1, 10), longest_s)
                 record.asked_again_at = now + pause_s * self._rng.uniform(0.5, 1.0)
-            case FetchOutcome.FALSE:
-                record.failures += 1
-                record.is_proven = False
-                record.asked_again_at = now + (FALSE_S if is_stranger else TRUSTED_FALSE_S)
         has_failed = outcome in (FetchOutcome.FAILED, FetchOutcome.FALSE)
         if has_failed and is_stranger and not record.is_proven and (wish := self._wishes.get(fetch.shard)):
             wish.doubts += 1
@@ -302,7 +307,7 @@ class FetchPlan:
     ) -> ShardSource | float:
         """Return whom to ask for a shard, or when to look again."""
         wish = self._wishes[shard]
-        able = [each for each in sources if each.has(shard)]
+        able = self._able(shard, sources, now)
         free = [each for each in able if self._is_free(each, now, is_urgent)]
         if peers := [each for each in free if each.kind is SourceKind.PEER and self._is_fit(each, wish)]:
             return self._fastest(peers)
@@ -334,7 +339,8 @@ class FetchPlan:
         if now - state.began < SLOW_S:
             return state.began + SLOW_S
         wish = self._wishes[shard]
-        able = [each for each in sources if each.has(shard) and each.name not in asked and self._is_free(each, now)]
+        able = [each for each in self._able(shard, sources, now) if each.name not in asked]
+        able = [each for each in able if self._is_free(each, now)]
         able = [each for each in able if each.kind is not SourceKind.PEER or self._is_fit(each, wish)]
         if not able:
             return now + LOOK_S
@@ -342,6 +348,10 @@ class FetchPlan:
         left_s = (SHARD_BYTES - state.size_bytes) / state.bytes_per_s(now)
         other_s = SHARD_BYTES / self._record(best.name).bytes_per_s
         return best if left_s > SLOW * other_s + SLOW_S else now + 1.0
+
+    def _able(self, shard: int, sources: Sequence[ShardSource], now: float) -> list[ShardSource]:
+        """Return the sources that have a shard and did not send it falsely a short time ago."""
+        return [each for each in sources if each.has(shard) and self._false.get((each.name, shard), now) <= now]
 
     def _is_free(self, source: ShardSource, now: float, is_urgent: bool = True) -> bool:
         """Return whether a source can be asked now; of peers and bootstraps for one shard at a time."""

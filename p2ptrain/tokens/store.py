@@ -58,6 +58,14 @@ class ShardStore:
                 files.remedy(error, "set XDG_CACHE_HOME to another directory"),
             ) from error
 
+    def is_whole(self, digest: str) -> bool:
+        """Return whether a shard is here and was not damaged; reads all of it."""
+        try:
+            with self.path(digest).open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest() == digest
+        except OSError:
+            return False
+
     def read(self, digest: str, offset: int, size: int) -> tuple[int, bytes]:
         """Return a shard's size and a piece of it; 0 and nothing if it is not here, or cannot be read."""
         try:

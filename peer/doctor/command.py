@@ -25,7 +25,7 @@ from peer.owner.settings import SettingsFile
 
 DEFAULT_PORT = 31337
 """Default port, equal to the bootstrap's: one forwarded port serves both."""
-NETWORK_CHECKS = ("link", "clock", "router", "reach", "rates")
+NETWORK_CHECKS = ("link", "clock", "router", "reach")
 REPORT = "If that does not help, please report it with this message."
 
 

@@ -19,14 +19,14 @@ from p2ptrain.base.clock import wall
 from p2ptrain.base.errors import NetworkError, RemoteError, UserError
 from p2ptrain.base.ids import PeerId, RunId, short
 from p2ptrain.manifest import JoinLink, SignedManifest
-from p2ptrain.net import address
+from p2ptrain.net import address, interfaces
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.manifest_service import fetch_manifest, stranger
 from p2ptrain.net.node import Node
 from p2ptrain.net.p2pd.dialing import UNRESOLVED
 from p2ptrain.net.p2pd.error_text import short_reason
 from p2ptrain.net.relay.candidates import Candidate
-from p2ptrain.net.relay.dial_back import ReachabilityReport, look, measure
+from p2ptrain.net.relay.dial_back import ReachabilityReport, look
 from p2ptrain.net.relay.relay import reserve
 from p2ptrain.net.relay.second_look import look_by
 from p2ptrain.net.relay.verdicts import FAMILIES
@@ -38,7 +38,6 @@ from peer.manifest_fetch import NAMELESS
 COMPANY_S = 5.0
 """Seconds to find live peers once an address of the link has answered. Guess: the times of first lookups in a real
 swarm."""
-MEASURE_S = 6.0
 MAX_PEERS = 3
 """Maximum number of live peers that are asked besides the link's nodes."""
 
@@ -100,11 +99,10 @@ async def _look_around(node: Node, link: JoinLink, port: int) -> Examined:
     seen = [each for each in told if isinstance(each, Observation)]
     silent = [each for each in told if isinstance(each, str)]
     seen += [Observation(each) for each in await _by_the_other_family(node, asked, seen, port)]
-    own = [address.host_of(each) for each in (*node.addresses, *address.way_out())]
+    own = [address.host_of(each) for each in (*node.addresses, *interfaces.way_out())]
     findings += [verdicts.clock(seen), verdicts.router(seen, own, *await _mapped(node.run, asked, bool(port)))]
     has_relay = await _has_relay(node, asked) if seen else None
     findings.append(verdicts.reach(seen, port, own[0] if own else "", has_relay, silent))
-    findings.append(verdicts.rates(await _measured(node, peers | answered)))
     return Examined(findings, signed)
 
 
@@ -227,13 +225,3 @@ async def _has_relay(node: Node, targets: NodeAddresses) -> bool:
             await reserve(node.daemon, peer, places)
             return True
     return False
-
-
-async def _measured(node: Node, targets: NodeAddresses) -> list[tuple[str, float, float]]:
-    """Measure the rates of two nodes in turn, as they share our line; return name, bytes per second in and out."""
-    found = []
-    for peer, places in list(targets.items())[:2]:
-        with contextlib.suppress(NetworkError, RemoteError):
-            down, up = await measure(node, peer, places, MEASURE_S)
-            found.append((short(peer), down, up))
-    return found

@@ -8,19 +8,14 @@ from dataclasses import dataclass
 
 from p2ptrain.net import address
 from p2ptrain.net.relay.dial_back import DialOutcome, ReachabilityReport
-from p2ptrain.net.relay.mapping import direct, is_symmetric
 from p2ptrain.net.relay.reachability import MAX_CLOCK_OFF_S
-from p2ptrain.net.relay.verdicts import FAMILIES
+from p2ptrain.net.relay.verdicts import FAMILIES, direct, is_symmetric
 from p2ptrain.net.relay.verdicts import verdicts as by_family
 from peer.doctor.findings import Finding, bad, note, ok, skipped
-from peer.messages import size
 
 CLOCK_NOTE_S = 5.0
 """Clock offset in seconds that is worth a note: more than any network's delay. Guess: clock offsets of
 healthy peers."""
-SLOW_BYTES_S = 64_000.0
-"""Rate in bytes per second below which the line counts as slow: half a Mbit/s. At this rate a model of 15 million
-parameters takes four minutes, each way. Guess: the rate at which exchanges start to fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,19 +117,6 @@ def reach(
     if has_relay:
         return note("reach", f"{where}; a relay carries inbound links, which is slower", f"{fix}.")
     return bad("reach", f"{where}, and no relay accepts it", f"{fix}; or ask somebody to run with --relay.")
-
-
-def rates(measured: Sequence[tuple[str, float, float]]) -> Finding:
-    """Report the best rates from tuples of node name and bytes per second in and out."""
-    if not measured:
-        return skipped("rates", "no node was available to measure with")
-    down, up = max(each[1] for each in measured), max(each[2] for each in measured)
-    words = f"{size(down)}/s in, {size(up)}/s out, the best of {_nodes(len(measured))}"
-    if min(down, up) < SLOW_BYTES_S:
-        return note(
-            "rates", words, "Exchanges will take long. Close other programs that use the connection, or use a cable."
-        )
-    return ok("rates", words)
 
 
 def _nodes(count: int) -> str:

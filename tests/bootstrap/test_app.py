@@ -25,6 +25,7 @@ from p2ptrain.manifest import JoinLink, SignedManifest, create_run, sign_run
 from p2ptrain.net.address import with_peer
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.relay.relay import FOR_A_SERVER, NO_RELAY, RelayLimits
+from p2ptrain.net.shard_service import ShardServer
 from p2ptrain.net.throttle import MBIT, Throttles
 from p2ptrain.tokens.store import ShardStore
 from p2ptrain.tokens.writing import ShardWriter
@@ -174,7 +175,7 @@ def test_the_text_of_the_run_folder_is_served(tmp_path: Path) -> None:
     def served() -> dict[str, Path]:
         return run_files.files_to_serve(options, signed, lambda tag, text: said.append(text))
 
-    def server() -> object:
+    def server() -> ShardServer | None:
         return run_files.shards_to_serve(run, signed, served(), Throttles(), lambda tag, text: said.append(text))
 
     assert server() is None
@@ -186,6 +187,13 @@ def test_the_text_of_the_run_folder_is_served(tmp_path: Path) -> None:
     ShardStore(run / "shards").path(index.digests[0]).unlink()
     assert server() is not None
     assert said[0].startswith("1 of the text's 2 shards are in")
+    said.clear()
+    ShardStore(run / "shards").path(index.digests[1]).write_bytes(b"damaged")
+    serving = server()
+    assert serving is not None
+    asyncio.run(run_files.check_shards(serving, lambda tag, text: said.append(text)))
+    assert f"{ShardStore(run / 'shards').path(index.digests[1])} is damaged" in said[-1]
+    assert asyncio.run(serving.piece(index.digests[1], 0)) == (0, b"")
     (run / "files" / index.root).write_bytes(b"edited")
     assert served() == {}
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from p2ptrain.base.ids import PeerId, multihash
-from p2ptrain.net import address
+from p2ptrain.net import address, interfaces
 
 PEER = PeerId("12D3KooWEjsyWGBHNsPbf2CDHKsRoeEPPfkU1UBYGNuQiHnLb6sG")
 RAW_PEER = multihash(PEER)
@@ -148,26 +148,26 @@ OWN = [
 
 
 def test_only_addresses_that_others_can_use_are_announced():
-    found = address.announceable(OWN, bridges=["172.19.0.1"])
+    found = interfaces.announceable(OWN, bridges=["172.19.0.1"])
     assert found == ["/ip4/8.8.8.8/tcp/5", "/ip4/192.168.1.2/tcp/5"]
 
 
 def test_a_local_swarm_uses_loopback_first():
-    assert address.announceable(OWN, local=True, bridges=[])[0] == "/ip4/127.0.0.1/tcp/5"
+    assert interfaces.announceable(OWN, local=True, bridges=[])[0] == "/ip4/127.0.0.1/tcp/5"
 
 
 def test_inside_a_container_its_own_address_counts():
     inside = ["/ip4/127.0.0.1/tcp/5", "/ip4/172.17.0.2/tcp/5"]
-    assert address.announceable(inside, bridges=[]) == ["/ip4/172.17.0.2/tcp/5"]
+    assert interfaces.announceable(inside, bridges=[]) == ["/ip4/172.17.0.2/tcp/5"]
 
 
 def test_nothing_is_printed_rather_than_loopback():
-    assert address.announceable(["/ip4/127.0.0.1/tcp/5"]) == []
-    assert address.announceable(["/ip4/127.0.0.1/tcp/5"], local=True) == ["/ip4/127.0.0.1/tcp/5"]
+    assert interfaces.announceable(["/ip4/127.0.0.1/tcp/5"]) == []
+    assert interfaces.announceable(["/ip4/127.0.0.1/tcp/5"], local=True) == ["/ip4/127.0.0.1/tcp/5"]
 
 
 def test_the_way_out_is_an_address_of_this_machine_or_none():
-    for each in address.way_out():
+    for each in interfaces.way_out():
         assert address.is_dialable(each)
         assert not address.is_loopback(each)
 
@@ -199,21 +199,24 @@ def test_how_others_come_to_a_peer(addresses: list[str], way: str) -> None:
 
 
 def test_one_free_port_is_taken_for_both_families() -> None:
-    both = address.with_one_port(address.listening(0))
+    both = interfaces.with_one_port(address.listening(0))
     ports = {address.port_of([each]) for each in both}
     assert len(both) == 2
     assert len(ports) == 1
     assert 0 not in ports
-    assert address.with_one_port(["/ip4/127.0.0.1/tcp/0"]) == ("/ip4/127.0.0.1/tcp/0",)
-    assert address.port_of(address.with_one_port(["/ip4/127.0.0.1/tcp/0"], needs_number=True)) > 0
-    assert address.with_one_port(["/ip4/10.0.0.1/tcp/7", "/ip6/::/tcp/0"]) == ("/ip4/10.0.0.1/tcp/7", "/ip6/::/tcp/0")
+    assert interfaces.with_one_port(["/ip4/127.0.0.1/tcp/0"]) == ("/ip4/127.0.0.1/tcp/0",)
+    assert address.port_of(interfaces.with_one_port(["/ip4/127.0.0.1/tcp/0"], needs_number=True)) > 0
+    assert interfaces.with_one_port(["/ip4/10.0.0.1/tcp/7", "/ip6/::/tcp/0"]) == (
+        "/ip4/10.0.0.1/tcp/7",
+        "/ip6/::/tcp/0",
+    )
 
 
 def test_a_port_is_taken_by_family() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        assert address.is_taken(f"/ip4/127.0.0.1/tcp/{port}")
-        assert not address.is_taken(f"/ip6/::/tcp/{port}")
+        assert interfaces.is_taken(f"/ip4/127.0.0.1/tcp/{port}")
+        assert not interfaces.is_taken(f"/ip6/::/tcp/{port}")
 
 
 def test_addresses_that_soon_end_are_not_announced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -223,13 +226,13 @@ def test_addresses_that_soon_end_are_not_announced(monkeypatch: pytest.MonkeyPat
         "26001900000000000000000000000008 02 40 00 01     eth0\n"
         "26001900000000000000000000000009 02 40 00 20     eth0\n"
     )
-    fleeting = address.fleeting_addresses(table)
+    fleeting = interfaces.fleeting_addresses(table)
     assert fleeting == {"2600:1900::8", "2600:1900::9"}
-    assert address.fleeting_addresses(tmp_path / "none") == set()
-    monkeypatch.setattr(address, "fleeting_addresses", lambda: fleeting)
+    assert interfaces.fleeting_addresses(tmp_path / "none") == set()
+    monkeypatch.setattr(interfaces, "fleeting_addresses", lambda: fleeting)
     own = [f"/ip6/2600:1900::{number}/tcp/7" for number in (8, 9, 7)]
-    assert address.announceable(own) == [own[2]]
-    assert address.announceable(own[:2]) == own[:2]  # better than none
+    assert interfaces.announceable(own) == [own[2]]
+    assert interfaces.announceable(own[:2]) == own[:2]  # better than none
 
 
 @pytest.mark.parametrize(

@@ -563,15 +563,8 @@ def test_a_missing_or_damaged_cache_is_an_empty_one(identity: Identity, tmp_path
     assert cache.load(RUN) == []
     cache.save([presence_of(identity)])
     good = json.loads(path.read_text())
-    damaged = [
-        good[0] | {"step": 7},
-        good[0] | {"surprise": 1},
-        good[0] | {"state": "dreaming"},
-        good[0] | {"addresses": 3},
-        good[0] | {"signature": "zz"},
-        {},
-        None,
-    ]
+    flipped = good[0][:-2] + f"{255 - int(good[0][-2:], 16):02x}"
+    damaged = [flipped, good[0][:-2], good[0] + "00", "zz", "", 7, {}, None]
     for text in ("", "{", "[[[]]]", '{"a": 1}', json.dumps(damaged)):
         path.write_text(text)
         assert cache.load(RUN) == []

@@ -10,7 +10,7 @@ from memory_network import MemoryNetwork
 
 from p2ptrain.base.errors import NetworkError
 from p2ptrain.base.ids import PeerId, RunId
-from p2ptrain.net.manifest_service import EACH, OVERALL, WINDOW_S, answer_requests, ask
+from p2ptrain.net.manifest_service import EACH, OVERALL, WINDOW_S, ask, manifest_handler
 
 HOST, RUN = PeerId("host"), RunId("ab" * 32)
 
@@ -18,7 +18,8 @@ HOST, RUN = PeerId("host"), RunId("ab" * 32)
 def test_who_asks_too_often_is_not_answered_for_a_while_and_others_are() -> None:
     async def main() -> None:
         network = MemoryNetwork(latency=0.001)
-        await answer_requests(network.transport(HOST), RUN, b"signed", asyncio.get_running_loop().time)
+        handler = manifest_handler(RUN, b"signed", asyncio.get_running_loop().time)
+        await network.transport(HOST).listen(handler)
 
         async def served(who: str) -> bool:
             try:
@@ -36,4 +37,4 @@ def test_who_asks_too_often_is_not_answered_for_a_while_and_others_are() -> None
 
 def test_a_manifest_too_long_for_a_frame_is_a_fault_of_ours() -> None:
     with pytest.raises(ValueError, match="expected a manifest of at most"):
-        virtual_time.run(answer_requests(MemoryNetwork().transport(HOST), RUN, bytes(10**6)))
+        manifest_handler(RUN, bytes(10**6))

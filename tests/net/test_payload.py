@@ -16,7 +16,7 @@ from p2ptrain import framing
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.framing import FrameKind, PartEnd, encode_part_end
-from p2ptrain.net.payload import Buffers, PayloadDeadline, receive_payload, send_payload
+from p2ptrain.net.payload import due_s, receive_payload, send_payload
 from p2ptrain.ports import Link
 
 A, B = PeerId("a"), PeerId("b")
@@ -142,7 +142,7 @@ def test_a_stream_that_is_silent_holds_the_payload_no_longer_than_its_pace(silen
             await receive_payload(far[0], [3 * CHUNK], others=far[1:])
         return asyncio.get_running_loop().time() - started
 
-    assert virtual_time.run(main()) <= PayloadDeadline().due_s(3 * CHUNK)
+    assert virtual_time.run(main()) <= due_s(3 * CHUNK)
 
 
 def test_a_stream_that_is_cut_ends_the_others():
@@ -228,31 +228,6 @@ def test_a_cut_link_is_a_network_error():
         virtual_time.run(main())
 
 
-def test_memory_is_reused_and_holds_nothing_of_the_payload_before():
-    buffers = Buffers()
-
-    async def main() -> None:
-        near, far = await pair()
-        await send_payload(near, [b"a" * 1000, b"b" * 10])
-        first = await receive_payload(far, [1000, 10], buffers)
-        identities = set(map(id, first))
-        buffers.give_back(first)
-        await send_payload(near, [b"c" * 10, b"d" * 1000, b"e" * 10])
-        second = await receive_payload(far, [10, 1000, 10], buffers)
-        assert second == [b"c" * 10, b"d" * 1000, b"e" * 10]
-        assert identities < set(map(id, second))
-
-    virtual_time.run(main())
-
-
-def test_kept_memory_is_bounded():
-    buffers = Buffers(most_bytes=25)
-    parts = [bytearray(10) for _ in range(4)]
-    buffers.give_back(parts)
-    taken = [buffers.take(10) for _ in range(3)]
-    assert [any(buffer is part for part in parts) for buffer in taken] == [True, True, False]
-
-
 def dripped(lengths: Sequence[int], pause_s: float) -> tuple[str, float]:
     """Return how and when a transfer ends if the sender pauses for so long before each of its frames."""
 
@@ -284,7 +259,7 @@ def dripped(lengths: Sequence[int], pause_s: float) -> tuple[str, float]:
 def test_a_drip_that_keeps_every_frames_deadline_cannot_stretch_the_payloads(lengths):
     how, seconds = dripped(lengths, pause_s=(64.0 if max(lengths) > CHUNK else 0.0) + 19.0)
     assert how == "a sends slower than 4 kB/s"
-    assert seconds <= PayloadDeadline().due_s(sum(lengths))
+    assert seconds <= due_s(sum(lengths))
 
 
 @pytest.mark.parametrize("lengths", [[100] * 5, [5 * CHUNK], [3 * CHUNK, 2 * CHUNK]])

@@ -80,4 +80,4 @@ def test_a_bottomless_question_is_an_offence_and_no_bug_of_ours() -> None:
     """Check that a request nested too deep is an offence: the answer quotes the request, and Python cannot print it."""
     link = ScriptedLink((FrameKind.MESSAGE, nested(1000)))
     with pytest.raises(RemoteError):
-        asyncio.run(dial_back.answer(link, "", dial_back.DialBackLimits()))
+        asyncio.run(dial_back.answer(link, "", dial_back.dial_limit()))

@@ -14,7 +14,6 @@ from memory_network import MemoryLink, _MemoryDirection
 from p2ptrain.base.errors import NetworkError, UnbegunError
 from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.framing import MAX_CHUNK_BYTES, FrameKind
-from p2ptrain.net.payload import Buffers
 from p2ptrain.net.session import Session, SessionEnvironment
 from p2ptrain.ports import LearnerPayloads, Link
 from p2ptrain.swarm.events import Swap
@@ -69,7 +68,7 @@ async def answer(link: TwoStreams) -> None:
     payloads = cast(LearnerPayloads, Plain())
     session = Session(
         LinkId(OPENER, 1, outbound=False),
-        SessionEnvironment(payloads, Buffers(), work, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING),
+        SessionEnvironment(payloads, work, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING),
     )
     await session._swap(link, Swap(session.link, (0,)))
 

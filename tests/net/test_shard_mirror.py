@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +16,7 @@ import hub
 import pytest
 
 from p2ptrain.base.errors import NetworkError, RemoteError, UserError
-from p2ptrain.net.shard_mirror import MOST_REDIRECTS, Mirror
+from p2ptrain.net.shard_mirror import MOST_REDIRECTS, Mirror, _public_socket
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.tokens.index import SHARD_BYTES
 from p2ptrain.tokens.store import ShardStore
@@ -118,6 +120,29 @@ def test_more_than_a_shard_is_refused() -> None:
 def test_a_strangers_mirror_does_not_reach_the_owners_network(host: str) -> None:
     with pytest.raises(NetworkError):
         fetch(Mirror(f"https://{host}:1/", is_own=False))
+
+
+@pytest.mark.parametrize(
+    ("host", "is_public"),
+    [
+        ("8.8.8.8", True),
+        ("10.0.0.1", False),
+        ("2001:4860:4860::8888", True),
+        ("fd00::1", False),
+        ("64:ff9b::8.8.8.8", True),
+        ("64:ff9b::192.168.1.1", False),
+        ("64:ff9b::127.0.0.1", False),
+        ("64:ff9b:1::8.8.8.8", False),
+        ("2002:c0a8:101::1", False),
+        ("::ffff:192.168.1.1", False),
+        ("::192.168.1.1", False),
+    ],
+)
+def test_an_address_that_a_router_translates_is_as_public_as_what_it_becomes(host: str, is_public: bool) -> None:
+    kind = socket.AF_INET6 if ":" in host else socket.AF_INET
+    opening = contextlib.nullcontext() if is_public else pytest.raises(OSError, match="not on the internet")
+    with opening:
+        _public_socket((kind, socket.SOCK_STREAM, 0, "", (host, 443))).close()
 
 
 @pytest.mark.parametrize("where", ["http://example.org", "ftp://example.org", "https://", "hf:", "hf:name", "hf:a/b/c"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,13 @@ from p2ptrain.base.errors import NetworkError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.net import shard_service
 from p2ptrain.net.file_service import BusyError
+from p2ptrain.net.payload import receive_payload
 from p2ptrain.net.rate_limiter import RateLimit
 from p2ptrain.net.rpc import receive_message, send_message
 from p2ptrain.net.shard_service import MOST_HELD, ShardServer, among, ask_held, bitmap, fetch_shard
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.ports import Link
+from p2ptrain.tokens.fetch_plan import GRACE_S
 from p2ptrain.tokens.index import SHARD_BYTES, ShardIndex
 from p2ptrain.tokens.store import ShardStore
 from p2ptrain.tokens.writing import ShardWriter
@@ -127,7 +130,7 @@ def test_a_bootstrap_that_serves_others_first_serves_then_whoever_has_got_least(
     virtual_time.run(main())
     assert order == ["amber", "birch", "cedar", "amber"]
     assert not server._waiting
-    assert not server._paid
+    assert not server._transfers
 
 
 def test_whoever_waits_too_long_at_a_bootstrap_hears_that_it_is_busy(
@@ -148,6 +151,63 @@ def test_whoever_waits_too_long_at_a_bootstrap_hears_that_it_is_busy(
     [_, found] = talk(server, hold, ask)
     assert isinstance(found, BusyError)
     assert not server._waiting
+
+
+def test_slow_transfers_end_while_others_want_their_places(store: ShardStore, index: ShardIndex) -> None:
+    """Check that two peers which read almost nothing do not keep all places."""
+    server, others = ShardServer(index, store, clock=lambda: asyncio.get_running_loop().time()), []
+
+    async def main() -> None:
+        network = MemoryNetwork(latency=0.001)
+        await network.transport(HOST).listen(server.answer)
+
+        async def hold(name: str) -> float:
+            link = await network.transport(PeerId(name)).open(HOST, ())
+            began = asyncio.get_running_loop().time()
+            with contextlib.suppress(NetworkError):  # the server ends it
+                for offset in range(0, SHARD_BYTES, shard_service.PIECE_BYTES):
+                    await send_message(link, ["piece", bytes.fromhex(index.digests[0]), offset])
+                    await receive_message(link, "shards", 1000)
+                    await receive_payload(link, [shard_service.PIECE_BYTES])
+                    await asyncio.sleep(19.0)
+            return asyncio.get_running_loop().time() - began
+
+        holding = asyncio.gather(hold("amber"), hold("amber"), hold("birch"))
+        await asyncio.sleep(1.0)
+        while not others:
+            assert asyncio.get_running_loop().time() < 2 * GRACE_S
+            link = await network.transport(ME).open(HOST, ())
+            with contextlib.suppress(BusyError):
+                others.append(await fetch_shard(link, index.digests[0], len_of))
+            await link.close()
+            await asyncio.sleep(2.0)
+        assert max(await holding) < 4 * GRACE_S
+        link = await network.transport(PeerId("birch")).open(HOST, ())
+        with pytest.raises(BusyError):
+            await fetch_shard(link, index.digests[0], len_of)
+
+    virtual_time.run(main())
+    assert others == [store.path(index.digests[0]).read_bytes()]
+
+
+def test_a_slow_transfer_goes_on_while_nobody_waits(store: ShardStore, index: ShardIndex) -> None:
+    async def read_slowly(link: Link) -> int:
+        got = bytearray()
+        for offset in range(0, SHARD_BYTES // 2, shard_service.PIECE_BYTES):
+            await send_message(link, ["piece", bytes.fromhex(index.digests[0]), offset])
+            await receive_message(link, "shards", 1000)
+            got += (await receive_payload(link, [shard_service.PIECE_BYTES]))[0]
+            await asyncio.sleep(15.0)
+        return len(got)
+
+    assert talk(ShardServer(index, store), read_slowly) == [SHARD_BYTES // 2]
+
+
+def test_a_shard_that_is_left_out_is_not_here(store: ShardStore, index: ShardIndex) -> None:
+    server = ShardServer(index, store)
+    server.leave_out(index.digests[0])
+    found = talk(server, lambda link: held(link, index), lambda link: fetch_shard(link, index.digests[0], len_of))
+    assert found == [(frozenset({1, 2}), frozenset()), None]
 
 
 def len_of(size_bytes: int) -> None:

@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import virtual_time
@@ -28,10 +30,14 @@ from p2ptrain.manifest import JoinLink, SignedManifest, create_run, load_run, si
 from p2ptrain.net.admission_service import AdmissionHandler
 from p2ptrain.net.gate import GatedTransport
 from p2ptrain.net.identity import Identity
+from p2ptrain.net.shard_service import ShardServer
 from p2ptrain.ports import Link, Transport
 from p2ptrain.swarm import PRESENCE_LIFETIME_S, PeerState, Presence
+from p2ptrain.tokens.store import ShardStore
+from p2ptrain.tokens.writing import ShardWriter
 from peer.admission_client import AdmissionClient
 from peer.home import Home
+from peer.shard_sources import ShardSources
 
 ADDRESS = f"/ip4/203.0.113.7/tcp/31337/p2p/{ISSUER.peer}"
 
@@ -369,6 +375,47 @@ def test_an_open_run_has_no_gate_and_asks_nobody(tmp_path: Path) -> None:
     assert entrance.gate is None
     assert isinstance(entrance.transport(), FakeConnection)
     assert not (world.home.path / "badge").exists()
+
+
+def test_a_peer_that_is_not_admitted_gets_no_text_and_once_it_is_admitted_gets_it(tmp_path: Path) -> None:
+    world, store = World(tmp_path), ShardStore(tmp_path / "shards")
+    writer = ShardWriter(store, 2)
+    for is_training in (True, False):
+        writer.add(np.arange(5000 + is_training) % 251, is_training)
+    index = writer.finish(32)
+
+    async def main() -> tuple[str, object]:
+        network = MemoryNetwork(latency=0.01)
+        await network.transport(ISSUER.peer).listen(world.handler.answer)
+        guest = AdmissionClient(
+            FakeConnection(network, GUEST.peer), world.home, world.signed, GUEST.peer, world.notebook
+        )
+        await guest.enter(world.link())
+        await network.transport(GUEST.peer).listen(guest.guarded(ShardServer(index, store).answer))
+
+        async def dial(peer: PeerId, addresses: Sequence[str]) -> Link:
+            over = stranger.transport(over=network.transport(STRANGER.peer), checks_responder=False)
+            return await over.open(peer, addresses)
+
+        async def peers() -> list[tuple[PeerId, Sequence[str]]]:
+            return []
+
+        home = Home(tmp_path / "stranger")
+        home.path.mkdir()
+        stranger = AdmissionClient(
+            FakeConnection(network, STRANGER.peer), home, world.signed, STRANGER.peer, MemoryLog()
+        )
+        sources = ShardSources(index, [(GUEST.peer, ())], peers, dial, [], Random(0))
+        await sources.look()
+        fault = sources.fault
+        assert not sources.known([0])
+        await stranger.enter(world.link())
+        await sources.look()
+        return fault, await sources.fetch(GUEST.peer, 0, lambda size: None)
+
+    fault, data = virtual_time.run(main())
+    assert Refusal.NO_INVITE.text in fault
+    assert data == store.path(index.digests[0]).read_bytes()
 
 
 def test_any_protocol_can_stand_behind_the_gate(tmp_path: Path) -> None:

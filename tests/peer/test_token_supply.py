@@ -7,7 +7,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -26,6 +26,7 @@ from p2ptrain.net.shard_service import PIECE_BYTES, ShardServer
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.ports import Link
 from p2ptrain.tokens import index as sizes
+from p2ptrain.tokens.fetch_plan import TRUSTED_FALSE_S
 from p2ptrain.tokens.store import ShardStore
 from p2ptrain.tokens.walk import Walk
 from p2ptrain.tokens.writing import ShardWriter
@@ -360,7 +361,7 @@ def test_the_store_keeps_below_its_cap_but_has_what_training_needs(bench: Bench)
 
 
 def test_a_full_disk_is_told_and_heals(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    replace = files.replace
+    original = files.replace
 
     def full(*arguments: Any, **named: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -375,10 +376,86 @@ def test_a_full_disk_is_told_and_heals(bench: Bench, monkeypatch: pytest.MonkeyP
         told = [fields for kind, fields in bench.log.notes if kind == "text not stored"]
         assert 1 <= len(told) <= 10
         assert "space" in told[0]["why"]
-        monkeypatch.setattr("p2ptrain.base.files.replace", replace)
+        monkeypatch.setattr("p2ptrain.base.files.replace", original)
         await until(lambda: bench.supplied, within_s=2 * FULL_S[1])
 
     play(bench, script)
+
+
+def test_the_cause_of_missing_text_is_the_one_that_holds_now(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any, **named: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    original = files.replace
+    monkeypatch.setattr("p2ptrain.base.files.replace", full)
+
+    async def script(supply: TokenSupply) -> None:
+        await bench.host(OTHER, torn)
+        await bench.host(BOOT)
+        supply.begin(0)
+        assert not supply.is_supplied(0)
+        await until(lambda: "no text" in bench.log.kinds())
+        [told] = [fields for kind, fields in bench.log.notes if kind == "no text"]
+        assert "space" in told["why"]
+        monkeypatch.setattr("p2ptrain.base.files.replace", original)
+        await until(lambda: bench.supplied, within_s=2 * FULL_S[1])
+        assert not supply._full_why
+
+    play(bench, script)
+
+
+def test_a_damaged_shard_of_the_bootstrap_is_named_and_the_others_come(bench: Bench) -> None:
+    damaged = next(iter(bench.numbers(0)))
+    path = bench.authors.path(bench.index.digests[damaged])
+    data = path.read_bytes()
+    path.write_bytes(bytes(len(data)))
+
+    async def script(supply: TokenSupply) -> None:
+        await bench.host(BOOT)
+        supply.begin(0)
+        assert not supply.is_supplied(0)
+        await until(lambda: bench.held >= (bench.numbers(0) | {SHARDS}) - {damaged}, within_s=TRUSTED_FALSE_S - 10)
+        [refused] = [fields for kind, fields in bench.log.notes if kind == "shard refused"]
+        assert (refused["source"], refused["shard"]) == (f"the bootstrap {BOOT}", damaged)
+        await until(lambda: "no text" in bench.log.kinds())
+        [told] = [fields for kind, fields in bench.log.notes if kind == "no text"]
+        assert f"shard {damaged} of the bootstrap {BOOT}" in told["why"]
+        path.write_bytes(data)
+        await until(lambda: bench.supplied, within_s=TRUSTED_FALSE_S + 60)
+
+    play(bench, script)
+
+
+def test_a_shard_of_two_runs_is_fetched_and_stored_once(bench: Bench) -> None:
+    """Check a second run on this computer that has most shards of the first one, and others."""
+
+    async def fill(supply: TokenSupply) -> None:
+        await bench.host(BOOT)
+        supply.begin(0)
+        await until(lambda: bench.held >= bench.numbers(0, 3) | {SHARDS})
+        await asyncio.sleep(60)
+
+    play(bench, fill)
+    second, here = Bench(bench.place), {bench.index.digests[number] for number in bench.held}
+    others = [number for number in range(SHARDS - 1) if number not in bench.held]
+    numbers = [*sorted(bench.held - {SHARDS, SHARDS - 1}), *others[:4]]
+    digests = tuple(bench.index.digests[number] for number in (*numbers, SHARDS))
+    second.index = replace(bench.index, training_tokens=len(numbers) * SHARD_BYTES // 2, digests=digests)
+    per_shard = (SHARD_BYTES // 2 - 1) // T
+    second.walk = Walk(7, "me", len(numbers), per_shard, per_shard)
+    assert second.index.root != bench.index.root
+
+    async def use(supply: TokenSupply) -> None:
+        await second.host(BOOT)
+        supply.begin(0)
+        await until(lambda: second.held >= second.numbers(0, 2) | {len(numbers)})
+
+    play(second, use)
+    fetched = {digests[fields["shard"]] for kind, fields in second.log.notes if kind == "got shard"}
+    assert fetched
+    assert here & {digests[number] for number in second.numbers(0, 2)}
+    assert not fetched & here
+    assert {each.name for each in second.store._paths()} == here | fetched
 
 
 def test_a_full_disk_loses_what_nobody_reads(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,12 +463,12 @@ def test_a_full_disk_loses_what_nobody_reads(bench: Bench, monkeypatch: pytest.M
     path = bench.store.path(bench.index.digests[old])
     bench.store.add(path.name, bench.authors.path(path.name).read_bytes())
     os.utime(path, (1000, 1000))
-    replace = files.replace
+    original = files.replace
 
     def tight(*arguments: Any, **named: Any) -> None:
         if path.exists():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        replace(*arguments, **named)
+        original(*arguments, **named)
 
     monkeypatch.setattr("p2ptrain.base.files.replace", tight)
 

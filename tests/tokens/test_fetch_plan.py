@@ -22,6 +22,8 @@ from p2ptrain.tokens.fetch_plan import (
     PATIENCE_S,
     SLOW_S,
     SPREAD_S,
+    TRUSTED_FAILED_S,
+    TRUSTED_FALSE_S,
     FetchOutcome,
     FetchPlan,
     Needs,
@@ -158,6 +160,19 @@ def test_the_sender_of_a_false_shard_is_set_aside_for_long() -> None:
     fetches.ended(begun(fetches.begin(Needs((3,), ()), (), [peer("amber", 3)], 0.0)), FetchOutcome.FALSE, 0.0)
     _, at = first_asked(fetches, Needs((3,), ()), [peer("amber", 3)], 0.0)
     assert at >= FALSE_S
+
+
+@pytest.mark.parametrize("source", [BOOTSTRAP, MIRROR])
+def test_a_mirror_or_bootstrap_with_a_damaged_shard_is_soon_asked_for_others(source: ShardSource) -> None:
+    fetches, now = plan(), 0.0
+    fetches.ended(begun(fetches.begin(Needs((3,), ()), (), [source], now)), FetchOutcome.FALSE, now)
+    _, now = first_asked(fetches, Needs((3, 4), ()), [source], now)
+    assert now <= TRUSTED_FAILED_S
+    assert fetches.under_way == (ShardFetch(4, source.name),)
+    fetches.ended(ShardFetch(4, source.name), FetchOutcome.WHOLE, now)
+    assert fetches.begin(Needs((3,), ()), (), [source, peer("amber", 3)], now) == ShardFetch(3, "amber")
+    fetches.ended(ShardFetch(3, "amber"), FetchOutcome.FAILED, now)
+    assert first_asked(fetches, Needs((3,), ()), [source], now)[1] >= TRUSTED_FALSE_S
 
 
 def test_pauses_grow_with_failures_and_end_with_success() -> None:

@@ -36,8 +36,8 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.base.launcher import launched
 from p2ptrain.net import address, interfaces
 from p2ptrain.net.p2pd import control, unary
-from p2ptrain.net.p2pd.dial_backoff import BackoffReasons
 from p2ptrain.net.p2pd.dialing import DialPolicy
+from p2ptrain.net.p2pd.error_text import BackoffReasons
 from p2ptrain.net.p2pd.socket_folder import SocketFolder
 from p2ptrain.net.p2pd.streams import Stream
 
@@ -49,6 +49,8 @@ DEAF_PATIENCE_S = 1.0
 """Time for p2pd to end after its control connection closed. Guess: ends on overloaded machines."""
 SHUTDOWN_PATIENCE_S = 2.0
 """Guess: shutdowns on overloaded machines; 10 ms on an idle one."""
+HANDLER_DEADLINE_S = 20.0
+"""Timeout to have p2pd accept a handler of streams. Guess: responses on overloaded machines; 1 ms on an idle one."""
 PULSE_S = 60.0
 """Interval between health checks of p2pd. Guess: count how often p2pd hangs."""
 PULSE_DEADLINE_S = 20.0
@@ -193,7 +195,7 @@ class Daemon:
         except (P2PDaemonError, ControlFailure, OSError, EOFError) as error:
             raise NetworkError(f"p2pd does not answer: {error}") from error
         own = interfaces.listening(self._punches_at) if self._punches_at else [str(each) for each in addresses]
-        self.caution.stand_at([*own, *address.way_out()])
+        self.caution.stand_at([*own, *interfaces.way_out()])
         return own
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
@@ -202,12 +204,8 @@ class Daemon:
         if addresses and not usable:
             raise NetworkError("this peer does not use circuits yet, as it has just started")
         dialable = [address.packed(each) for each in await self.caution.chosen(usable, peer)]
-        request = p2pd_pb2.Request(
-            type=p2pd_pb2.Request.CONNECT,
-            connect=p2pd_pb2.ConnectRequest(peer=control.raw(peer), addrs=dialable),
-        )
         try:
-            (await self._ask(request))[1].close()
+            await self._request("CONNECT", connect=p2pd_pb2.ConnectRequest(peer=control.raw(peer), addrs=dialable))
         except NetworkError as error:
             why = self.caution.unresolved(usable) or self._reasons.completed(peer, str(error))
             raise NetworkError(why) from error
@@ -215,70 +213,59 @@ class Daemon:
 
     async def disconnect(self, peer: PeerId) -> None:
         """Close all connections to a peer, with every stream on them. Raises NetworkError; no deadline."""
-        request = p2pd_pb2.Request(
-            type=p2pd_pb2.Request.DISCONNECT, disconnect=p2pd_pb2.DisconnectRequest(peer=control.raw(peer))
-        )
-        (await self._ask(request))[1].close()
+        await self._request("DISCONNECT", disconnect=p2pd_pb2.DisconnectRequest(peer=control.raw(peer)))
 
     async def protect(self, peer: PeerId, purpose: str, weight: int = PROTECTING) -> None:
         """Have p2pd close the connection to this peer last when it has too many; weight 0 ends that. The connection's
         end does, too. Raises NetworkError; no deadline."""
         kind = p2pd_pb2.ConnManagerRequest.TAG_PEER if weight else p2pd_pb2.ConnManagerRequest.UNTAG_PEER
-        request = p2pd_pb2.Request(
-            type=p2pd_pb2.Request.CONNMANAGER,
-            connManager=p2pd_pb2.ConnManagerRequest(type=kind, peer=control.raw(peer), tag=purpose, weight=weight),
-        )
-        (await self._ask(request))[1].close()
+        change = p2pd_pb2.ConnManagerRequest(type=kind, peer=control.raw(peer), tag=purpose, weight=weight)
+        await self._request("CONNMANAGER", connManager=change)
 
     async def connections(self) -> list[control.FarEnd]:
         """Return the remote ends of all connections. Raises NetworkError; no deadline."""
-        response, stream = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS))
-        stream.close()
+        response = await self._request("LIST_PEERS")
         return [control.FarEnd(control.peer_of(each.id), control.place_of(each.addrs[0])) for each in response.peers]
 
     async def open_stream(self, peer: PeerId, protocol: str) -> tuple[control.FarEnd, Stream]:
         """Open a stream to the peer's handler of that protocol. Raises NetworkError; no deadline."""
-        request = p2pd_pb2.Request(
-            type=p2pd_pb2.Request.STREAM_OPEN,
-            streamOpen=p2pd_pb2.StreamOpenRequest(peer=control.raw(peer), proto=[protocol]),
-        )
-        response, stream = await self._ask(request)
+        opening = p2pd_pb2.StreamOpenRequest(peer=control.raw(peer), proto=[protocol])
+        response, stream = await self._ask("STREAM_OPEN", streamOpen=opening)
         far_end = control.far_end(response.streamInfo)
         if far_end.place and far_end.relay is None:
             self.caution.worked(peer, far_end.place)
         return far_end, stream
 
     async def serve_streams(self, protocol: str, on_open: Callable[[Stream], None]) -> asyncio.Server:
-        """Call ``on_open`` for each inbound stream, before ``read_opener``. Raises NetworkError; no deadline."""
+        """Call ``on_open`` for each inbound stream, before ``read_opener``. Raises NetworkError."""
         path = self._folder.path / f"in-{next(self._serials)}.sock"
         try:
             server = await asyncio.get_running_loop().create_unix_server(lambda: Stream(on_open), str(path))
         except OSError as error:  # the folder was just removed with the process
             raise NetworkError(f"p2pd does not answer: {error}") from error
         place = Multiaddr(f"/unix{path}").to_bytes()
-        request = p2pd_pb2.Request(
-            type=p2pd_pb2.Request.STREAM_HANDLER,
-            streamHandler=p2pd_pb2.StreamHandlerRequest(addr=place, proto=[protocol], balanced=False),
-        )
+        handler = p2pd_pb2.StreamHandlerRequest(addr=place, proto=[protocol], balanced=False)
         try:
-            (await self._ask(request))[1].close()
-        except BaseException:
+            async with asyncio.timeout(HANDLER_DEADLINE_S):
+                await self._request("STREAM_HANDLER", streamHandler=handler)
+        except BaseException as error:
             server.close()
+            if isinstance(error, TimeoutError):
+                raise NetworkError("p2pd did not accept our stream handler") from None
             raise
         self._sockets.add(str(path))
         return server
 
     async def stop_serving(self, protocol: str, server: asyncio.Server) -> None:
-        """Accept no more streams of that protocol. Raises NetworkError; no deadline."""
+        """Accept no more streams of that protocol; p2pd may have ended."""
         path = server.sockets[0].getsockname()
         place = Multiaddr(f"/unix{path}").to_bytes()
         self._sockets.discard(path)
         server.close()
-        request = p2pd_pb2.Request(
-            type=p2pd_pb2.Request.REMOVE_STREAM_HANDLER,
-            removeStreamHandler=p2pd_pb2.RemoveStreamHandlerRequest(addr=place, proto=[protocol]),
-        )
-        (await self._ask(request))[1].close()
+        handler = p2pd_pb2.RemoveStreamHandlerRequest(addr=place, proto=[protocol])
+        with contextlib.suppress(TimeoutError, NetworkError):
+            async with asyncio.timeout(1.0):
+                await self._request("REMOVE_STREAM_HANDLER", removeStreamHandler=handler)
 
     async def close(self) -> None:
         """End the process, with SIGKILL if it does not end in time."""
@@ -304,7 +291,7 @@ class Daemon:
             await asyncio.sleep(PULSE_S)
             try:
                 async with asyncio.timeout(PULSE_DEADLINE_S):
-                    (await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY)))[1].close()
+                    await self._request("IDENTIFY")
                 missed = 0
             except (NetworkError, TimeoutError) as error:
                 missed += 1
@@ -339,9 +326,16 @@ class Daemon:
         with contextlib.suppress(ProcessLookupError):  # it has just ended
             self.p2p._child.kill()
 
-    async def _ask(self, request: p2pd_pb2.Request) -> tuple[p2pd_pb2.Response, Stream]:
+    async def _request(self, kind: str, **fields: Any) -> p2pd_pb2.Response:
+        """Send a request that opens no stream, and return the response. Raises NetworkError."""
+        response, stream = await self._ask(kind, **fields)
+        stream.close()
+        return response
+
+    async def _ask(self, kind: str, **fields: Any) -> tuple[p2pd_pb2.Response, Stream]:
         if not self.alive:
             raise NetworkError(f"p2pd ended with code {self.p2p._child.returncode}")
+        request = p2pd_pb2.Request(type=p2pd_pb2.Request.Type.Value(kind), **fields)
         return await control.ask(self.p2p._daemon_listen_maddr["unix"], request)
 
 
@@ -363,7 +357,7 @@ def _report_missing_filter() -> None:
 
 def _check_free(listen: Sequence[str]) -> None:
     """Raise UserError if an address is in use: p2pd would start with the others alone."""
-    if taken := [each for each in listen if address.is_taken(each)]:
+    if taken := [each for each in listen if interfaces.is_taken(each)]:
         raise _in_use(", ".join(map(address.host_port, taken)))
 
 
@@ -377,7 +371,7 @@ def _in_use(places: str) -> UserError:
 def _explained(reason: str, listen: Sequence[str]) -> UserError:
     places = ", ".join(map(address.host_port, listen))
     silent = not reason.strip()  # p2pd ended before its output was read
-    if "address already in use" in reason or (silent and any(map(address.is_taken, listen))):
+    if "address already in use" in reason or (silent and any(map(interfaces.is_taken, listen))):
         return _in_use(places)
     if "cannot assign requested address" in reason:
         return UserError(f"{places} is not an address of this machine.", "Choose one of its own with --listen.")

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.ids import PeerId
-from p2ptrain.net import address
+from p2ptrain.net import address, interfaces
 
 MAX_AT_ONCE = 4
 """Addresses of one peer that are dialed at once, of at most eight in a record. Guess: count the addresses that were
@@ -62,7 +62,7 @@ class DialPolicy:
 
     def stand_at(self, own: Iterable[str]) -> None:
         """Set this machine's current addresses, which show whether it is in a private network, and its families."""
-        usable = address.announceable(own)
+        usable = interfaces.announceable(own)
         self._has_neighbours = any(map(is_private, usable))
         self._families = set(map(address.family_of, usable))
 
@@ -96,7 +96,7 @@ class DialPolicy:
         host = address.ip_of(each)
         if host is None or host.is_multicast or (self._families and host.version not in self._families):
             return False
-        return host.is_global or (self._has_neighbours and is_private(each))
+        return address.is_on_internet(host) or (self._has_neighbours and is_private(each))
 
     async def _by_number(self, each: str) -> list[str]:
         """Return the address itself, or those that its host name resolves to."""

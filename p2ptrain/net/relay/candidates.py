@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from random import Random
 
 from p2ptrain.base.ids import PeerId
@@ -13,25 +12,8 @@ from p2ptrain.wire import MAX_ADDRESS_CHARS
 
 PROBERS = 3
 """Nodes asked for a dial-back in one reachability check."""
-UNKNOWN_LOAD = 0.5
-"""Load of a relay that does not say. Guess: measure the loads of relays."""
 MAX_ADDRESSES_EACH = 4
 """Addresses kept per node. Guess: count the addresses tried before a dial succeeds."""
-
-
-@dataclass(frozen=True, slots=True)
-class RelayState:
-    """What a relay answered to our question."""
-
-    round_trip_s: float
-    load: float | None
-    """Share of its reservations or circuits that is taken; None from a relay that does not say."""
-
-    @property
-    def cost_s(self) -> float:
-        """Round trip over the free share, as the response time of a queue grows (M/M/1); infinite if it is full."""
-        free = 1.0 - (UNKNOWN_LOAD if self.load is None else self.load)
-        return self.round_trip_s / free if free > 0 else inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,11 @@
 
 A HOP message asks a relay for a reservation (RESERVE), or for a circuit to a peer that has one (CONNECT). A STOP
 message announces the circuit to that peer. Both are protobuf and need only its integers and byte strings.
-
-Ours adds to HOP: STATUS as a request asks for the relay's load, which field 6 of the response has, in percent. Relays
-that do not know it respond UNEXPECTED_MESSAGE.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -20,7 +18,6 @@ MAX_MESSAGE_BYTES = 4096
 """Limit of the specification."""
 
 RESERVE, CONNECT, STATUS = 0, 1, 2  # HopMessage.type
-_LOAD = 6  # HopMessage, ours
 _STOP_CONNECT, _STOP_STATUS = 0, 1  # StopMessage.type
 
 
@@ -43,23 +40,6 @@ class CircuitRequest:
 def reserve() -> bytes:
     """Encode a request for a reservation."""
     return _number(1, RESERVE)
-
-
-def ask_load() -> bytes:
-    """Encode a request for a relay's load."""
-    return _number(1, STATUS)
-
-
-def load_answer(load: float) -> bytes:
-    """Encode a relay's load, from 0 to 1."""
-    return answer(CircuitStatus.OK) + _number(_LOAD, round(100 * load))
-
-
-def load(message: bytes) -> float | None:
-    """Return the load in a relay's response, from 0 to 1; None if it names none. Raises ValueError if it is invalid."""
-    status(message)
-    found = fields(message).get(_LOAD)
-    return min(found, 100) / 100 if isinstance(found, int) else None
 
 
 def answer(status: CircuitStatus, expires_at: int = 0) -> bytes:
@@ -124,15 +104,19 @@ def field(number: int, value: bytes) -> bytes:
 
 def fields(message: bytes) -> dict[int, int | bytes]:
     """Return the last value of each field. Raises ValueError for field types that these messages never have."""
-    found: dict[int, int | bytes] = {}
+    return dict(pairs(message))
+
+
+def pairs(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Yield the number and the value of each field, repeated ones too. Raises ValueError as ``fields`` does."""
     rest = message
     while rest:
         key, rest = split_varint(rest)
         number, rest = split_varint(rest)
         if key & 7 == 0:
-            found[key >> 3] = number
+            yield key >> 3, number
         elif key & 7 == 2 and number <= len(rest):
-            found[key >> 3], rest = rest[:number], rest[number:]
+            yield key >> 3, rest[:number]
+            rest = rest[number:]
         else:
             raise ValueError("a message is truncated or has an unknown field type")
-    return found

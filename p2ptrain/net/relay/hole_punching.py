@@ -13,10 +13,10 @@ import contextlib
 import time
 from collections.abc import Sequence
 
-from p2ptrain.net import address
+from p2ptrain.net import address, interfaces
 from p2ptrain.net.node import Node
-from p2ptrain.net.relay.mapping import mapped_places
 from p2ptrain.net.relay.mirror import Mirrors, can_mirror
+from p2ptrain.net.relay.verdicts import mapped_places
 
 PUNCHING_S = 10.0
 """Longest wait until a node reports our address, and until p2pd punches holes: .5 s were measured, 5 s at a load of
@@ -77,4 +77,4 @@ class HolePunching:
 
 def _outward_host() -> str:
     """Return the IPv4 address from which this machine's connections to the internet come; loopback without a route."""
-    return next((address.host_of(each) for each in address.way_out() if "/ip4/" in each), "127.0.0.1")
+    return next((address.host_of(each) for each in interfaces.way_out() if "/ip4/" in each), "127.0.0.1")

@@ -16,7 +16,6 @@ one.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 import struct
@@ -28,8 +27,7 @@ from p2ptrain.base.backoff import backoff
 from p2ptrain.base.logging_setup import reporting
 from p2ptrain.net import address
 from p2ptrain.net.address import split_varint, varint
-from p2ptrain.net.relay import noise
-from p2ptrain.net.relay.circuit_v2 import field
+from p2ptrain.net.relay import circuit_v2, noise
 from p2ptrain.net.relay.noise import NoiseChannel
 
 logger = logging.getLogger(__name__)
@@ -129,7 +127,7 @@ class Mirrors:
 
     async def _answer(self, session: _YamuxSession, place: str) -> None:
         """Answer p2pd's questions until the connection ends, and ask whether it punches until it does."""
-        identity = field(_OBSERVED, address.packed(place))
+        identity = circuit_v2.field(_OBSERVED, address.packed(place))
         asking = asyncio.get_running_loop().create_task(self._ask(session))
         try:
             await session.serve(varint(len(identity)) + identity)
@@ -246,15 +244,8 @@ def _protocols(answer: bytes) -> set[str]:
     length, rest = split_varint(answer[len(greeting) :])
     if length > len(rest):
         raise ValueError("an identify answer is truncated")
-    found = set()
-    rest = rest[:length]
-    while rest:
-        key, rest = split_varint(rest)
-        size, rest = split_varint(rest)
-        if key & 7 != 2 or size > len(rest):
-            raise ValueError("an identify answer has an unknown field type")
-        if key >> 3 == _PROTOCOLS:
-            with contextlib.suppress(UnicodeDecodeError):
-                found.add(rest[:size].decode())
-        rest = rest[size:]
-    return found
+    return {
+        value.decode(errors="replace")
+        for number, value in circuit_v2.pairs(rest[:length])
+        if number == _PROTOCOLS and isinstance(value, bytes)
+    }

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from random import Random
 from typing import Any
 
-from p2ptrain.base.backoff import backoff
+from p2ptrain.base.backoff import Backoffs, backoff
 from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, key_of
@@ -122,8 +122,7 @@ class NeighbourFinder:
         self._node = node
         self._ask = ask
         self._random = random or Random()
-        self._in_vain: BoundedDict[PeerId, tuple[float, Iterator[float]]] = BoundedDict(MAX_REMEMBERED)
-        """End of the current backoff, on the loop's clock, and the next ones."""
+        self._in_vain: Backoffs[PeerId] = Backoffs(AGAIN_S, MAX_REMEMBERED)
         self._met: BoundedDict[PeerId, tuple[tuple[str, ...], float]] = BoundedDict(4 * MAX_TOLD)
         """Neighbours' addresses that we have used, and until when they are remembered, on the loop's clock."""
 
@@ -158,11 +157,10 @@ class NeighbourFinder:
             async with asyncio.timeout(DIAL_S):
                 ends = await self._ends(peer)
                 if ends and all(map(address.relay_of, ends)):
-                    until, pauses_s = self._in_vain.get(peer, (0.0, backoff(*AGAIN_S)))
                     # One of the two does it, as both would end what they share.
-                    if self._node.peer_id < peer or clock() < until:
+                    if self._node.peer_id < peer or clock() < self._in_vain.until(peer):
                         return None
-                    self._in_vain[peer] = clock() + next(pauses_s), pauses_s
+                    self._in_vain.fail(peer, clock())
                     await daemon.disconnect(peer)  # p2pd opens no second connection
                     ends = []
                 if not ends:
@@ -170,7 +168,7 @@ class NeighbourFinder:
                     ends = await self._ends(peer)
         except (NetworkError, TimeoutError):
             return None
-        self._in_vain.pop(peer, None)
+        self._in_vain.forget(peer)
         return peer, tuple([each for each in places if each in ends] or places)[:MAX_TRIED]
 
     async def _ends(self, peer: PeerId) -> list[str]:

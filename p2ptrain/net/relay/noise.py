@@ -6,11 +6,16 @@
 
 A payload has the sender's libp2p key and its signature under the sender's static Noise key, so after the second message
 the initiator knows who answers. Each message, also later, has its length ahead in two bytes.
+
+``probe`` dials an address like an unknown peer. p2pd cannot do this, because it opens no second connection to a
+connected peer. A TCP connection is not enough either: machines at home share a public address, and the router forwards
+the port to one of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
@@ -20,9 +25,13 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256, Hash
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from p2ptrain.base.errors import NetworkError
 from p2ptrain.base.ids import PeerId, key_of
 from p2ptrain.net.identity import peer_id_of
 from p2ptrain.net.relay import circuit_v2
+
+PROBE_DEADLINE_S = 5.0
+"""Timeout for three round trips; a firewall that drops packets exhausts it. Guess: measure successful probes."""
 
 _MULTISTREAM, _NOISE, _YAMUX = b"\x13/multistream/1.0.0\n", b"\x07/noise\n", b"\x0d/yamux/1.0.0\n"
 _NAME = b"Noise_XX_25519_ChaChaPoly_SHA256"  # as long as a hash, which it therefore stands for
@@ -138,6 +147,27 @@ class NoiseChannel:
 
     def abort(self) -> None:
         self._writer.transport.abort()
+
+
+async def probe(host: str, port: int, deadline_s: float = PROBE_DEADLINE_S) -> PeerId:
+    """Return the peer that answers. Raises NetworkError if there is no answer, or no libp2p node with Noise."""
+    try:
+        async with asyncio.timeout(deadline_s):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                return (await greet(reader, writer))[1]
+            finally:
+                writer.transport.abort()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+    except TimeoutError:
+        raise NetworkError("nobody answers") from None
+    except ConnectionRefusedError:
+        raise NetworkError("the connection is refused") from None
+    except (OSError, EOFError) as error:
+        raise NetworkError(f"no connection: {error}") from None
+    except ValueError:
+        raise NetworkError("another program answers") from None
 
 
 async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[Handshake, PeerId]:

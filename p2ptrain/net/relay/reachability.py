@@ -23,10 +23,10 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from random import Random
 
-from p2ptrain.base.backoff import backoff
+from p2ptrain.base.backoff import Backoffs
 from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.clock import wall
 from p2ptrain.base.errors import NetworkError, RemoteError
@@ -36,17 +36,16 @@ from p2ptrain.net.node import Node
 from p2ptrain.net.relay.candidates import Candidate, candidates, in_line, probers
 from p2ptrain.net.relay.dial_back import DialOutcome, ReachabilityReport, look
 from p2ptrain.net.relay.hole_punching import HolePunching
-from p2ptrain.net.relay.relay import RelayFullError, look_at_relay, reserve
+from p2ptrain.net.relay.relay import RelayFullError, reserve
 from p2ptrain.net.relay.second_look import look_by
 from p2ptrain.net.relay.verdicts import (
     FAMILIES,
     announced,
     best_places,
-    by_family,
     clock_off,
     is_elsewhere,
+    needs_places,
     places_seen,
-    speaks_for_the_internet,
     verdicts,
 )
 from p2ptrain.ports import Notebook
@@ -113,11 +112,8 @@ class ReachabilityManager:
         self._random = random or Random()
         self._seen: tuple[str, ...] = ()
         self._held: BoundedDict[PeerId, Candidate] = BoundedDict(WANTED)  # relays at which we hold a reservation
-        self._refused: BoundedDict[PeerId, tuple[float, Iterator[float]]] = BoundedDict(MAX_REFUSED)
-        """Nodes that refused a reservation: end of their current backoff, and the next ones."""
+        self._refused: Backoffs[PeerId] = Backoffs(REFUSED_S, MAX_REFUSED)
         self._judged_at = -math.inf
-        self._is_near = False  # whether only nodes of a private network reported
-        self._seen_outside: frozenset[int] = frozenset()  # families by which a node sees us at a public address
         self._own: frozenset[str | int] = frozenset()  # our addresses and the mapped port
         self._had_company = False  # whether the DHT knew another node at the last update
         self._has_told_of_none = False
@@ -150,7 +146,8 @@ class ReachabilityManager:
         """Families whose private addresses the swarm's nodes can use, as they see us there, or have no others."""
         known = (each for places in self._node.known.values() for each in places)
         is_private = not any(map(address.is_public, known))
-        return {each for each in FAMILIES if each not in self._seen_outside and (each in self.verdicts or is_private)}
+        outside = {address.family_of(each.place) for each in self._reports if address.is_public(each.place)}
+        return {each for each in FAMILIES if each not in outside and (each in self.verdicts or is_private)}
 
     @property
     def is_punching(self) -> bool:
@@ -177,9 +174,8 @@ class ReachabilityManager:
     async def _run(self) -> None:
         while self._node.alive:
             await self._look_at_itself()
-            await self._judge_jump()
+            await self._ask_without_dial()
             await self._check_place()
-            await self._prepare_punching()
             if self.reachable is False and not self._held:  # as the last verdict says; another takes five seconds
                 await self._update_places()
             await self._judge(time.monotonic())
@@ -209,7 +205,7 @@ class ReachabilityManager:
         """Take or renew reservations if they are needed, and announce the addresses if they have changed."""
         if not await self._punching.ready():
             return
-        if self._needs_places:
+        if needs_places(self.verdicts, self._reports, self._node.known, self._ports):
             await self._renew()
             await self._fill(time.monotonic())
         else:
@@ -237,10 +233,7 @@ class ReachabilityManager:
         ports = self._ports
         if ports:
             asked = self._probers()
-            answers = await asyncio.gather(*map(self._ask, asked))
-            reports = [each for each in answers if each is not None]
-            self._mind_the_clock(reports)
-            self._punching.show([each.place for each in reports if each.place])
+            reports = await self._reports_of(asked)
             if found := verdicts(reports):
                 for family in ports.keys() - found.keys():
                     reports += await look_by(family, self._node, asked, ports[family])
@@ -250,10 +243,6 @@ class ReachabilityManager:
         self._judged_at, self._placed_at = now, asyncio.get_running_loop().time()
         self._reports = reports
         self._seen = places_seen(reports, ports)
-        self._is_near = not speaks_for_the_internet(reports)
-        self._seen_outside = frozenset(
-            family for family in FAMILIES if any(address.is_public(each.place) for each in by_family(reports, family))
-        )
         self.verdicts = found
         if found != self._told:
             self._told = found
@@ -274,17 +263,19 @@ class ReachabilityManager:
             why = next((each.why for each in reports if each.dialed is DialOutcome.NO), "it does not listen")
             self._notebook.note("unreachable", where=where, why=why, port=ports.get(4, 0), own=self._own_host)
 
-    async def _prepare_punching(self) -> None:
-        """Learn our public address without a dial-back, which takes five seconds behind a router that drops packets."""
-        if self._punching.needs_observer:
-            answers = await asyncio.gather(*(self._ask(each, port=0) for each in self._probers()))
-            self._punching.show([each.place for each in answers if each is not None and each.place])
+    async def _ask_without_dial(self) -> None:
+        """Learn our public address without a dial-back, which takes five seconds behind a router that drops packets, if
+        p2pd is to punch holes; and which time is right, if the system's clock has jumped."""
+        if self._punching.needs_observer or not wall.is_judged:
+            await self._reports_of(self._probers(), port=0)
 
-    async def _judge_jump(self) -> None:
-        """Ask which time is right if the system's clock has jumped."""
-        if not wall.is_judged:
-            answers = await asyncio.gather(*(self._ask(each, port=0) for each in self._probers()))
-            self._mind_the_clock([each for each in answers if each is not None])
+    async def _reports_of(self, nodes: Sequence[Candidate], port: int | None = None) -> list[ReachabilityReport]:
+        """Return what nodes report of us; their clocks, and where they see us, count in any case."""
+        answers = await asyncio.gather(*(self._ask(each, port) for each in nodes))
+        reports = [each for each in answers if each is not None]
+        self._mind_the_clock(reports)
+        self._punching.show([each.place for each in reports if each.place])
+        return reports
 
     async def _check_place(self) -> None:
         """Invalidate the last verdict if nodes see us at another public address: a router has got another one.
@@ -343,14 +334,14 @@ class ReachabilityManager:
     async def _fill(self, now: float) -> None:
         """Ask a few candidates for missing reservations, and nodes of the join link while none is at one of them."""
         of_link = self._of_link
-        left = [each for each in self._candidates() if self._refused.get(each.peer, (now, None))[0] <= now]
+        left = [each for each in self._candidates() if self._refused.until(each.peer) <= now]
         for _ in range(ASKED_AT_ONCE):
             line = in_line(left, of_link, self._held)
             is_of_link = bool(line) and line[0].peer in of_link
             lacks = len(self._held) < WANTED or (is_of_link and of_link.isdisjoint(self._held))
             if not line or not lacks:
                 return
-            candidate = await self._cheaper(line)
+            candidate = line[0]
             left.remove(candidate)
             if not await self._reserve(candidate):
                 self._held[candidate.peer] = candidate
@@ -360,34 +351,16 @@ class ReachabilityManager:
             self._has_told_of_none = True
             self._notebook.note("no relay", port=self._ports.get(4, 0), own=self._own_host)
 
-    async def _cheaper(self, line: Sequence[Candidate]) -> Candidate:
-        """Return the better of two random candidates, which spreads load nearly as well as the best of all would
-        (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001). One that lies
-        about its load gets at most twice its share. Nodes that are hardly relays are not looked at."""
-        pair = [each for each in line[:2] if each.is_named or each.peer in self._of_link]
-        if len(pair) < 2:
-            return line[0]
-        costs = await asyncio.gather(*map(self._cost_s, pair))
-        return pair[costs.index(min(costs))]
-
-    async def _cost_s(self, relay: Candidate) -> float:
-        try:
-            return (await look_at_relay(self._node.daemon, relay.peer, relay.addresses)).cost_s
-        except NetworkError:
-            return math.inf
-
     async def _reserve(self, relay: Candidate) -> str:
         """Take or renew one reservation; return why it failed, or an empty string."""
         try:
             await reserve(self._node.daemon, relay.peer, relay.addresses, redial=not relay.is_relayed)
         except NetworkError as error:
-            fresh = backoff(*(OF_LINK_S if relay.peer in self._of_link else REFUSED_S))
-            _, pauses_s = self._refused.pop(relay.peer, (0.0, fresh))
+            pauses_s = OF_LINK_S if relay.peer in self._of_link else REFUSED_S
             is_full = isinstance(error, RelayFullError) and bool(self._held)
-            pause_s = max(next(pauses_s), FULL_S if is_full else 0.0)
-            self._refused[relay.peer] = time.monotonic() + pause_s, pauses_s
+            self._refused.fail(relay.peer, time.monotonic(), pauses_s, FULL_S if is_full else 0.0)
             return str(error)
-        self._refused.pop(relay.peer, None)
+        self._refused.forget(relay.peer)
         return ""
 
     def _probers(self) -> list[Candidate]:
@@ -402,18 +375,6 @@ class ReachabilityManager:
         known, bootstraps = self._node.known, self._node.bootstraps
         relays = {address.relay_of(each) for peer in bootstraps for each in known.get(peer, ())}
         return {*bootstraps, *filter(None, relays)}
-
-    @property
-    def _needs_places(self) -> bool:
-        """Whether some known nodes may be unable to dial us."""
-        if not self.reachable:
-            return self.reachable is False
-        public = [[*map(address.family_of, filter(address.is_public, each))] for each in self._node.known.values()]
-        if self._is_near:
-            return any(public)
-        lacks_4 = not self.verdicts.get(4, 4 in self._ports)  # by which all others can dial, unless they have IPv6 only
-        only_6 = any(each and set(each) == {6} for each in public)
-        return (lacks_4 and any({4, None} & {*each} for each in public)) or (not self.verdicts.get(6, True) and only_6)
 
     @property
     def _ports(self) -> dict[int, int]:

@@ -34,7 +34,6 @@ from p2ptrain.net.p2pd.daemon import PROTECTING, Daemon
 from p2ptrain.net.p2pd.streams import Stream
 from p2ptrain.net.rate_limiter import RateLimiter, origin
 from p2ptrain.net.relay import circuit_v2
-from p2ptrain.net.relay.candidates import RelayState
 from p2ptrain.net.relay.circuit_v2 import HOP_PROTOCOL, STOP_PROTOCOL, CircuitStatus
 from p2ptrain.net.throttle import Throttles
 
@@ -105,25 +104,6 @@ class RelayFullError(NetworkError):
     """A relay has given all its reservations."""
 
 
-async def look_at_relay(daemon: Daemon, relay: PeerId, addresses: Sequence[str]) -> RelayState:
-    """Measure a relay's round trip and ask for its load. Raises NetworkError, also at the deadline."""
-    try:
-        async with asyncio.timeout(ASK_DEADLINE_S):
-            await daemon.connect(relay, addresses)
-            _, stream = await daemon.open_stream(relay, HOP_PROTOCOL)
-            try:
-                asked_at = time.monotonic()  # the loop's clock counts milliseconds
-                await stream.write(circuit_v2.framed(circuit_v2.ask_load()))
-                answer = await control.read_message(stream, circuit_v2.MAX_MESSAGE_BYTES)
-                return RelayState(time.monotonic() - asked_at, circuit_v2.load(answer))
-            finally:
-                stream.close()
-    except TimeoutError:
-        raise NetworkError(f"{short(relay)} did not answer as a relay within {ASK_DEADLINE_S:.0f} s") from None
-    except (OSError, EOFError, ValueError) as error:
-        raise NetworkError(f"{short(relay)} does not relay: {error}") from error
-
-
 async def reserve(daemon: Daemon, relay: PeerId, addresses: Sequence[str], redial: bool = True) -> None:
     """Make or renew a reservation at a relay. Raises NetworkError, also at the deadline.
 
@@ -187,19 +167,13 @@ class Relay:
     @classmethod
     async def start(cls, node: Node, limits: RelayLimits, rates: Throttles | None = None) -> Relay:
         relay = cls(node, limits, rates or Throttles())
-        try:
-            async with asyncio.timeout(ASK_DEADLINE_S):
-                relay._server = await node.daemon.serve_streams(HOP_PROTOCOL, relay._take)
-        except TimeoutError:
-            raise NetworkError("p2pd does not accept our handler") from None
+        relay._server = await node.daemon.serve_streams(HOP_PROTOCOL, relay._take)
         return relay
 
     async def close(self) -> None:
         server, self._server = self._server, None
         if server is not None:
-            with contextlib.suppress(TimeoutError, NetworkError):
-                async with asyncio.timeout(1.0):
-                    await self._node.daemon.stop_serving(HOP_PROTOCOL, server)
+            await self._node.daemon.stop_serving(HOP_PROTOCOL, server)
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -231,8 +205,6 @@ class Relay:
                 if len(asked.target) > MAX_TARGET_BYTES:  # converting it to text would take long
                     raise ValueError(f"a peer id of {len(asked.target)} bytes")
                 await self._connect(asker, control.peer_of(asked.target), stream)
-            elif asked.kind == circuit_v2.STATUS:
-                await _send_last(stream, circuit_v2.load_answer(self._load(time.monotonic())))
             else:
                 await _send_last(stream, circuit_v2.answer(CircuitStatus.UNEXPECTED_MESSAGE))
         except (NetworkError, OSError, EOFError, ValueError) as error:  # TimeoutError is an OSError
@@ -261,14 +233,6 @@ class Relay:
         with contextlib.suppress(NetworkError, TimeoutError):  # the connection has just ended, or p2pd is very busy
             async with asyncio.timeout(LAST_WORD_S):
                 await self._node.daemon.protect(peer, purpose, weight)
-
-    def _load(self, now: float) -> float:
-        """Return the share of reservations or of circuits that is taken, whichever is larger; 1 if none is given."""
-        if not self._rates.gives:
-            return 1.0
-        taken = sum(until > now for _, until in self._places.values())
-        limits = self._limits
-        return max(taken / max(limits.places, 1), len(self._circuits) / max(limits.circuits, 1))
 
     def _give_place(self, asker: FarEnd, now: float) -> CircuitStatus:
         if not self._rates.gives:

@@ -8,11 +8,9 @@ p2pd tries only when it makes a circuit, so after a while a later transfer makes
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-from p2ptrain.base.backoff import backoff
-from p2ptrain.base.bounded import BoundedDict
+from p2ptrain.base.backoff import Backoffs
 from p2ptrain.base.ids import PeerId
 from p2ptrain.net.p2pd.daemon import Daemon
 
@@ -39,16 +37,15 @@ class Upgrades:
     def __init__(self, daemon: Daemon, is_hopeful: Callable[[], bool]) -> None:
         self._daemon = daemon
         self._is_hopeful = is_hopeful
-        self._in_vain: BoundedDict[PeerId, tuple[float, Iterator[float]]] = BoundedDict(MAX_REMEMBERED)
-        """End of the current backoff, on the loop's clock, and the next ones."""
+        self._in_vain: Backoffs[PeerId] = Backoffs(AGAIN_S, MAX_REMEMBERED)
 
     async def renew(self, peer: PeerId) -> None:
         """Close the circuits to a peer if the next one may be upgraded. Raises NetworkError.
 
         Streams on them end: call it only while no transfer uses them.
         """
-        until, _ = self._in_vain.get(peer, (math.inf, None))
-        is_due = until <= asyncio.get_running_loop().time() and self._is_hopeful()
+        has_failed = 0.0 <= self._in_vain.until(peer) <= asyncio.get_running_loop().time()
+        is_due = has_failed and self._is_hopeful()
         if is_due and await self._has_circuits_alone(peer):
             await self._daemon.disconnect(peer)
 
@@ -57,8 +54,7 @@ class Upgrades:
         if not self._is_hopeful() or not await self._has_circuits_alone(peer):
             return
         clock = asyncio.get_running_loop().time
-        tried_until, pauses_s = self._in_vain.get(peer, (0.0, backoff(*AGAIN_S)))
-        if clock() < tried_until:
+        if clock() < self._in_vain.until(peer):
             return
         until, is_direct = clock() + WAIT_S, False
         try:
@@ -67,9 +63,9 @@ class Upgrades:
                 is_direct = any(relay is None for relay in await self._relays(peer))
         finally:  # also if the caller's deadline ends the wait: the next attempt then does not wait
             if is_direct:
-                self._in_vain.pop(peer, None)
+                self._in_vain.forget(peer)
             else:
-                self._in_vain[peer] = clock() + next(pauses_s), pauses_s
+                self._in_vain.fail(peer, clock())
 
     async def _has_circuits_alone(self, peer: PeerId) -> bool:
         """Return whether the peer is connected, and by no direct connection."""

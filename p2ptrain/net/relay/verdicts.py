@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import median_high, median_low
 
-from p2ptrain.net import address
+from p2ptrain.base.ids import PeerId
+from p2ptrain.net import address, interfaces
 from p2ptrain.net.relay.dial_back import DialOutcome, ReachabilityReport
 
 MAX_OWN = 4
@@ -60,16 +61,75 @@ def places_seen(reports: Iterable[ReachabilityReport], ports: Mapping[int, int])
     Args:
         ports: the port that was dialed, by address family.
     """
-    found: dict[tuple[bool, bool], Counter[str]] = {}
-    fleeting = address.fleeting_addresses()
+    found: dict[object, Counter[str]] = {}
+    fleeting = interfaces.fleeting_addresses()
     for host in (address.ip_of(each.place) for each in reports if each.dialed is DialOutcome.YES):
         if host is None or host.version not in ports or str(host) in fleeting:
             continue
         place = address.multiaddress(str(host), ports[host.version])
-        if address.is_of_use(place):
-            found.setdefault((host.is_global, host.version == 6), Counter())[place] += 1
-    leading = [(*places.most_common(1)[0], places.total()) for places in found.values()]
-    return tuple(place for place, times, of in leading if 2 * times > of)
+        if interfaces.is_of_use(place):
+            found.setdefault((address.is_on_internet(host), host.version == 6), Counter())[place] += 1
+    return _majorities(found)
+
+
+def _majorities(counted: Mapping[object, Counter[str]]) -> tuple[str, ...]:
+    """Return the text of each counter that more than half of its observers named."""
+    leading = [(*counts.most_common(1)[0], counts.total()) for counts in counted.values()]
+    return tuple(text for text, times, of in leading if 2 * times > of)
+
+
+def mapped_places(places: Iterable[str]) -> tuple[str, ...]:
+    """Return the public addresses, at most one per family, to which the router maps our port, as most observers say.
+
+    A connection that leaves from the listening port shows it. Without a majority there is none: the observers see
+    different ports, or some of them lie.
+
+    Args:
+        places: the multiaddresses from which each observer saw a connection come; circuits do not count.
+    """
+    seen: dict[object, Counter[str]] = {}
+    for place in direct(places):
+        seen.setdefault(address.family_of(place), Counter())[place] += 1
+    return _majorities(seen)
+
+
+def is_symmetric(places: Iterable[str]) -> bool:
+    """Return whether observers saw IPv4 connections from different ports, and most of them agree on none.
+
+    Such a router uses another port for each destination (symmetric NAT, RFC 5389), which lets no hole be punched.
+    """
+    ports = [place for place in direct(places) if "/ip4/" in place]
+    return len(set(ports)) > 1 and not mapped_places(ports)
+
+
+def direct(places: Iterable[str]) -> list[str]:
+    """Return the places of direct connections from a public IP address."""
+    found = [each for each in places if address.ip_of(each) is not None and address.is_public(each)]
+    return [address.split_peer(each)[0] for each in found if address.relay_of(each) is None]
+
+
+def needs_places(
+    verdicts: Mapping[int, bool],
+    reports: Iterable[ReachabilityReport],
+    known: Mapping[PeerId, Sequence[str]],
+    ports: Collection[int],
+) -> bool:
+    """Return whether some known nodes may be unable to dial us.
+
+    Args:
+        verdicts: by address family, whether others can dial us.
+        reports: which led to them.
+        known: known nodes' addresses.
+        ports: families by which we listen.
+    """
+    if not any(verdicts.values()):
+        return bool(verdicts)
+    public = [[*map(address.family_of, filter(address.is_public, each))] for each in known.values()]
+    if not speaks_for_the_internet(reports):  # only nodes of a private network reported
+        return any(public)
+    lacks_4 = not verdicts.get(4, 4 in ports)  # by which all others can dial, unless they have IPv6 only
+    only_6 = any(each and set(each) == {6} for each in public)
+    return (lacks_4 and any({4, None} & {*each} for each in public)) or (not verdicts.get(6, True) and only_6)
 
 
 def best_places(addresses: Sequence[str]) -> list[str]:

@@ -73,7 +73,7 @@ def asked_about_reach(data: bytes) -> None:
     async def dial(host: str, port: int) -> PeerId:
         raise NetworkError("nobody is dialed")
 
-    run(dial_back.answer(BytesLink(data), PLACE, dial_back.DialBackLimits(), dial, clock=lambda: 0.0, wall=lambda: 0.0))
+    run(dial_back.answer(BytesLink(data), PLACE, dial_back.dial_limit(), dial, clock=lambda: 0.0, wall=lambda: 0.0))
 
 
 @refusing(*OURS)
@@ -280,17 +280,7 @@ def told_certificate(data: bytes) -> None:
 
 @refusing(*OURS)
 def asked_for_manifest(data: bytes) -> None:
-    handlers: list[Callable[[BytesLink], Any]] = []
-
-    class Listening(BytesTransport):
-        async def listen(self, handler: Callable[[Any], Any]) -> None:
-            handlers.append(handler)
-
-    async def serve() -> None:
-        await manifest_service.answer_requests(Listening(b""), RUN, SIGNED.to_bytes(), clock=lambda: 0.0)
-        await handlers[0](BytesLink(data))
-
-    run(serve())
+    run(manifest_service.manifest_handler(RUN, SIGNED.to_bytes(), clock=lambda: 0.0)(BytesLink(data)))
 
 
 @refusing(*OURS, ManifestError)
@@ -349,7 +339,7 @@ def targets() -> dict[str, Target]:
     questions = {
         "asked_about_reach": (
             asked_about_reach,
-            (said(["look", 1]), said(["give", 9]), said(["take", 9]) + frames((FrameKind.CHUNK, b"x" * 9))),
+            (said(["look", 1]), said(["near", ["/ip4/192.168.1.2/tcp/7"]])),
         ),
         "asked_for_figures": (asked_for_figures, (said(["figures", 0]),)),
         "asked_for_file": (asked_for_file, (said(["piece", bytes(32), 0], ["enough"]),)),

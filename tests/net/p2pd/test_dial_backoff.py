@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from p2ptrain.base.ids import PeerId
-from p2ptrain.net.p2pd.dial_backoff import LONGEST_S, MAX_LETTERS, MAX_REMEMBERED, BackoffReasons
+from p2ptrain.net.p2pd.error_text import LONGEST_S, MAX_LETTERS, MAX_REMEMBERED, BackoffReasons
 
 ONE, OTHER = PeerId("one"), PeerId("other")
 HERE, THERE = "/ip4/127.0.0.1/tcp/1", "/ip4/127.0.0.1/tcp/2/p2p/abc/p2p-circuit"

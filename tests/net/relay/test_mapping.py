@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2ptrain.net.relay.mapping import is_symmetric, mapped_places
+from p2ptrain.net.relay.verdicts import is_symmetric, mapped_places
 
 HERE, THERE, ELSEWHERE = (f"/ip4/46.10.1.2/tcp/{port}" for port in (1, 2, 3))
 IPV6 = "/ip6/2a01:a::2/tcp/1"

@@ -1,11 +1,10 @@
-"""Which relays a peer takes: by round trip and load, peers that relay before further bootstraps."""
+"""Which relays a peer takes: peers that relay before further bootstraps."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from math import inf
 from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,7 +18,7 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.net import address
 from p2ptrain.net.relay import reachability
-from p2ptrain.net.relay.candidates import Candidate, RelayState, candidates, in_line
+from p2ptrain.net.relay.candidates import Candidate, candidates, in_line
 from p2ptrain.net.relay.dial_back import DialOutcome, ReachabilityReport
 from p2ptrain.net.relay.reachability import FULL_S, WANTED, ReachabilityManager
 from p2ptrain.net.relay.relay import RelayFullError
@@ -52,11 +51,6 @@ class Relays:
         async def look(*_: object) -> ReachabilityReport:
             return ReachabilityReport(PUBLIC, DialOutcome.NO, "", 0.0)
 
-        async def look_at_relay(daemon: object, relay: PeerId, addresses: Sequence[str]) -> RelayState:
-            if relay not in (*LINK, *VOLUNTEERS):
-                raise NetworkError("not a relay")
-            return RelayState(0.05, self.taken[relay] / self.places)
-
         async def reserve(daemon: Any, relay: PeerId, addresses: Sequence[str], redial: bool) -> None:
             self.asked[relay] += 1
             if relay not in (*LINK, *VOLUNTEERS):
@@ -69,7 +63,6 @@ class Relays:
             self.taken[relay] += 1
 
         monkeypatch.setattr(reachability, "look", look)
-        monkeypatch.setattr(reachability, "look_at_relay", look_at_relay)
         monkeypatch.setattr(reachability, "reserve", reserve)
         monkeypatch.setattr(reachability.time, "monotonic", lambda: asyncio.get_running_loop().time())
 
@@ -91,13 +84,6 @@ class FakeNode:
 def managers(count: int) -> list[tuple[ReachabilityManager, FakeNode]]:
     nodes = [FakeNode(1000 + number) for number in range(count)]
     return [(ReachabilityManager(cast(Any, each), MemoryLog(), random=Random(n)), each) for n, each in enumerate(nodes)]
-
-
-def test_a_far_or_full_relay_costs_more() -> None:
-    near, far = RelayState(0.02, 0.0), RelayState(0.2, 0.0)
-    assert near.cost_s < RelayState(0.02, 0.9).cost_s == pytest.approx(far.cost_s)
-    assert RelayState(0.02, 1.0).cost_s == inf
-    assert near.cost_s < RelayState(0.02, None).cost_s < inf
 
 
 def test_one_place_is_at_the_link_and_others_are_at_peers_that_relay() -> None:
@@ -131,7 +117,7 @@ def test_peers_that_relay_share_the_places_evenly(monkeypatch: pytest.MonkeyPatc
 
     virtual_time.run(main())
     assert sum(relays.taken[each] for each in VOLUNTEERS) == 100
-    assert max(relays.taken[each] for each in VOLUNTEERS) <= 14  # at random 17 on average
+    assert max(relays.taken[each] for each in VOLUNTEERS) <= 20  # 17 on average
     assert max(relays.taken[each] for each in LINK) <= 60
 
 

@@ -399,32 +399,6 @@ def test_once_the_owner_gives_nothing_circuits_end_and_guests_go_elsewhere() -> 
     virtual_time.run(main())
 
 
-def test_a_relay_says_how_much_of_it_is_taken() -> None:
-    async def main() -> None:
-        line = Line()
-
-        async def load() -> float | None:
-            asked = await line.says(peer(9), "/ip4/203.0.113.1/tcp/1", circuit_v2.ask_load())
-            asked.close()
-            return circuit_v2.load(asked.heard[1:])
-
-        assert await load() == 0.0
-        for number in range(8):
-            assert await line.reserves(peer(number), THERE) == CircuitStatus.OK
-        assert await load() == pytest.approx(8 / LIMITS.places, abs=0.01)
-        for number in range(24):
-            await line.dials(peer(100 + number), HERE, peer(number % 8))
-        assert await load() == pytest.approx(24 / LIMITS.circuits, abs=0.01)
-        line.rates.gives = False
-        assert await load() == 1.0
-
-    virtual_time.run(main())
-
-
-def test_an_older_relay_says_no_load() -> None:
-    assert circuit_v2.load(circuit_v2.answer(CircuitStatus.UNEXPECTED_MESSAGE)) is None
-
-
 def test_p2pd_is_to_keep_the_connections_that_a_relay_serves() -> None:
     """Check that places and circuits are protected: p2pd closes old connections when it has too many."""
 

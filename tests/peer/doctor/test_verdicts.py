@@ -83,12 +83,6 @@ def test_reach_that_nobody_looked_at_is_skipped_and_says_why() -> None:
     assert dialed.found == "others can dial this machine at 203.0.114.7:31337"
 
 
-def test_rates() -> None:
-    assert verdicts.rates([]).state is FindingState.SKIPPED
-    assert verdicts.rates([("a", 1e6, 1e3)]).state is FindingState.NOTE
-    assert verdicts.rates([("a", 1e6, 1e3), ("b", 1e5, 2e6)]).found == "1.0 MB/s in, 2.0 MB/s out, the best of 2 nodes"
-
-
 def test_only_what_must_be_mended_fails() -> None:
     fine = [ok("a", "x"), note("b", "y", "z"), skipped("c", "no link")]
     assert [document(each)["ok"] for each in (fine, [*fine, bad("d", "y", "z")])] == [True, False]
