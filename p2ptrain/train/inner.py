@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -31,15 +30,7 @@ from p2ptrain.tokens.corpus import TokenSource
 from p2ptrain.train import accelerator
 from p2ptrain.train.autofit import CARD_MEMORY_FRACTION, Placement
 from p2ptrain.train.batches import Batches, CorpusReader
-from p2ptrain.train.compiled_pass import (
-    COMPILED,
-    GRAPHED,
-    CompiledPass,
-    CompiledPassError,
-    MicroBatchPass,
-    PassChoice,
-    PassShape,
-)
+from p2ptrain.train.compiled_pass import CompiledPass, CompiledPassError, PassShape
 from p2ptrain.train.device_copies import Arrival, copies_of
 from p2ptrain.train.evaluate import HeldOutText, validation_loss
 from p2ptrain.train.loss_scale import LossScale
@@ -111,8 +102,9 @@ class LanguageModelTask:
         """Inner steps ever made: this peer's position in the corpus, never reset."""
         self.learning_rate = 0.0
         """Learning rate of the last inner step that moved weights; 0 before."""
-        self.passes: PassChoice | None = None
-        """Compiled pass beside the eager one; see ``offer``."""
+        self.compiled: CompiledPass | None = None
+        """What computes micro-batches of its shape instead of the eager pass; see ``offer``."""
+        self._on_compiled_failure: Callable[[str], None] = lambda why: None
         self.moving: Callable[[], AbstractContextManager[None]] = nullcontext
         """Entered while the optimizer moves weights and moments."""
         self._corpus = corpus
@@ -249,28 +241,22 @@ class LanguageModelTask:
         sizes = self.micro_batch, training.sequence_length, training.tokens_per_step
         return PassShape.of(description, *sizes, self.computes_in, device)
 
-    def offer(
-        self,
-        shape: PassShape,
-        decided: Callable[[str, float | None], None],
-        failed: Callable[[str], None],
-    ) -> None:
-        """Compare compiled passes with the eager one from the next inner step on, then use the fastest; any thread.
+    def offer(self, shape: PassShape, failed: Callable[[str], None]) -> None:
+        """Compute micro-batches by a compiled pass from the next inner step on; any thread.
 
-        Raises CompiledPassError if memory became short. ``PassChoice`` explains the callbacks.
+        ``failed``: called once, with the reason, if it fails later; training then goes on eagerly. Raises
+        CompiledPassError if memory became short.
         """
         if self._recomputes:
             raise CompiledPassError(_KEEPS)
-        device = self.theta.device
-        candidates: dict[str, MicroBatchPass] = {COMPILED: CompiledPass(self.model, self._gradient, shape)}
-        if device.type == "cuda" and self._has_room_for_graph():
-            candidates[GRAPHED] = CompiledPass(self.model, self._gradient, shape, in_graphs=True)
+        in_graphs = self.theta.device.type == "cuda" and self._has_room_for_graph()
+        self._on_compiled_failure = failed
+        self.compiled = CompiledPass(self.model, self._gradient, shape, in_graphs)
 
-        def clock() -> float:
-            accelerator.synchronize(device)
-            return time.perf_counter()
-
-        self.passes = PassChoice(candidates, decided, failed, clock)
+    def _give_up_compiled(self, why: str) -> None:
+        if self.compiled is not None:
+            self.compiled = None
+            self._on_compiled_failure(why)
 
     def _has_room_for_graph(self) -> bool:
         """Return whether a card can hold the activations of a pass twice: a graph's memory is its own."""
@@ -328,7 +314,8 @@ class LanguageModelTask:
         while True:
             try:
                 return self._accumulate(batch)
-            except CompiledPassError:  # noted; the same step again, eagerly
+            except CompiledPassError as error:  # the same step again, eagerly
+                self._give_up_compiled(str(error))
                 continue
             except (RuntimeError, MemoryError) as error:
                 if not accelerator.is_out_of_memory(error):
@@ -343,9 +330,7 @@ class LanguageModelTask:
             # Outside the handler, because its traceback keeps the failed attempt's tensors alive.
             self._recomputes |= self.micro_batch == 1
             recompute_activations(self.model.module, self._recomputes)
-            if self.passes is not None:  # it takes larger micro-batches, or keeps activations, and holds memory
-                self.passes.give_up("memory is short")
-                self.passes = None
+            self._give_up_compiled("memory is short")  # it takes larger micro-batches, or keeps activations
             self.micro_batch = max(1, self.micro_batch // 2)
             accelerator.empty_cache(self.theta.device)
             again = ", activations recomputed" if self._recomputes else ""
@@ -357,10 +342,10 @@ class LanguageModelTask:
     ) -> Tensor:
         total = torch.zeros((), device=self.theta.device)
         factor = self.loss_scale.factor
-        passes = None if self._recomputes else self.passes  # one may have been offered when memory ran short
+        compiled = None if self._recomputes else self.compiled  # one may have been offered when memory ran short
         self._gradient.zero_()
         for part in torch.split(batch, self.micro_batch):
-            total += self._eager_pass(part) if passes is None else passes.run(part, self._eager_pass)
+            total += self._eager_pass(part) if compiled is None or not compiled.takes(part) else compiled.run(part)
         if self.loss_scale.is_dynamic:
             self._gradient.div_(factor)
         return total

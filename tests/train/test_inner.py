@@ -9,7 +9,7 @@ from families import DESCRIPTIONS
 
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.train import inner
-from p2ptrain.train.compiled_pass import CompiledPassError, PassChoice
+from p2ptrain.train.compiled_pass import CompiledPassError
 from p2ptrain.train.cross_entropy import summed_cross_entropy
 from p2ptrain.train.model import build_module
 from p2ptrain.train.schedule import learning_rate
@@ -254,11 +254,9 @@ def test_out_of_memory_with_one_sequence_recomputes_activations(tiny_run, monkey
 
     monkeypatch.setattr(inner, "summed_loss", loss)
     task, failures = tiny.task(micro_batch=2), []
-    task.passes = PassChoice(
-        {"fake": SimpleNamespace(takes=lambda part: False)}, lambda way, ratio: None, failures.append
-    )
+    task.compiled, task._on_compiled_failure = SimpleNamespace(takes=lambda part: False), failures.append
     assert run(task, 2) == expected
-    assert (task.passes, failures) == (None, ["memory is short"])
+    assert (task.compiled, failures) == (None, ["memory is short"])
     assert calls == [False, False] + [True] * 8
     with pytest.raises(CompiledPassError, match="would keep activations"):
         task.pass_shape(tiny.manifest.model)
