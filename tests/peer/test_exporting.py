@@ -26,9 +26,9 @@ from p2ptrain import checkpoint
 from p2ptrain.base.errors import UserError
 from p2ptrain.data.tokenizer import JsonTokenizer, load_tokenizer
 from p2ptrain.manifest import SignedManifest
-from p2ptrain.manifest.model_config import model_section
 from p2ptrain.train.generate import Sampling
 from p2ptrain.train.model import flat_model
+from p2ptrain.train.published_config import model_section
 from peer import cli, exported_weights, exporting, loading
 from peer.exporting import export
 from peer.home import Home
