@@ -89,19 +89,14 @@ def _as_if_not_installed(*packages: str) -> Iterator[None]:
             setattr(module, name, function)
 
 
-def build_module(
-    description: Decoder, seed: int, memory: AbstractContextManager[object] | None = None
-) -> PreTrainedModel:
+def build_module(description: Decoder, seed: int) -> PreTrainedModel:
     """Build the run's model with its initial weights: fp32, on the CPU. Leaves the global random state unchanged.
-
-    Args:
-        memory: context in which the parameters are allocated (``partial_build.SharedMemory``).
 
     Raises ManifestError if transformers builds a model of another size than ``parameter_count`` says.
     """
     architecture, config = _class_and_config(description)
     use_fused_attention()
-    with torch.random.fork_rng(devices=[]), memory or nullcontext():
+    with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         module: PreTrainedModel = architecture(config)
     count = module.num_parameters()
@@ -114,13 +109,10 @@ def build_module(
     return module
 
 
-def shape_module(description: Decoder, memory: AbstractContextManager[object] | None = None) -> PreTrainedModel:
-    """Build the run's model without memory for its weights, on torch's device ``meta``, for names and shapes.
-
-    ``memory``: as for ``build_module``.
-    """
+def shape_module(description: Decoder) -> PreTrainedModel:
+    """Build the run's model without memory for its weights, on torch's device ``meta``, for names and shapes."""
     architecture, config = _class_and_config(description)
-    with torch.device("meta"), memory or nullcontext():
+    with torch.device("meta"):
         module: PreTrainedModel = architecture(config)
     return module
 
