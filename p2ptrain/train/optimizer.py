@@ -26,8 +26,6 @@ Legend: P parameters (padded), n matrices, R and S rows and columns of a matrix,
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from math import prod, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -60,11 +58,6 @@ all of the others (two steps of one run). The losses that chose .003 over .001 a
 TOGETHER = 1 << 26
 """Most elements of the matrices that are orthogonalized together; their copies take ten bytes an element. Guess: time
 and memory on cards with other values would settle it."""
-
-TRIALS, TRIAL_SHAPE = 3, (384, 1152)
-"""Rounds of the trial of a CPU's types, and the largest matrix that it computes: the one of llama-15m."""
-CLEARLY = 0.8
-"""Share of fp32's time below which a CPU computes Muon in 16 bits. Guess: the spread of such trials."""
 
 FACTORIZED_ROWS = 48
 """Most rows of a matrix that LAPACK factorizes. Measured with 64, 96, 384 and 576 rows: 24 to 64 are about equal."""
@@ -108,7 +101,7 @@ class FlatOptimizer:
         training: the manifest's section.
         hidden: the parameters that Muon updates; none with AdamW.
         theta, gradient, first, second: [P] each.
-        products: type of the products of Muon; None: that of the kind of device, which needs no trial.
+        products: type of the products of Muon; None: that of the kind of device.
     """
 
     def __init__(
@@ -224,29 +217,6 @@ class FlatOptimizer:
 def products_type(device: torch.device) -> torch.dtype:
     """Return the type in which a kind of device multiplies Muon's matrices: fp32 on a CPU, 16 bits on a card."""
     return torch.float32 if device.type == "cpu" else half_type(device)
-
-
-def fastest_products(
-    shape: Sequence[int],  # of a matrix that Muon moves
-) -> torch.dtype:
-    """Return the type in which this CPU orthogonalizes such matrices fastest, by a trial of some milliseconds.
-
-    It is fp32 unless 16 bits are clearly faster.
-    """
-    low, high = sorted(min(size, most) for size, most in zip(sorted(shape), TRIAL_SHAPE, strict=True))
-    matrix = torch.randn(1, low, high)
-
-    def seconds(products: torch.dtype) -> float:
-        began = time.perf_counter()
-        if products is torch.float32:
-            torch.bmm(rational(torch.bmm(matrix, matrix.mT)), matrix)
-        else:
-            orthogonalized(matrix, products)
-        return time.perf_counter() - began
-
-    rounds = [(seconds(torch.float32), seconds(torch.bfloat16)) for _ in range(1 + TRIALS)][1:]  # the first fill caches
-    exact_s, half_s = map(min, zip(*rounds, strict=True))
-    return torch.bfloat16 if half_s < CLEARLY * exact_s else torch.float32
 
 
 def rational(

@@ -1,7 +1,5 @@
 """Parameters that Muon moves, in every architecture that a manifest may name, and by how much."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from families import DESCRIPTIONS, description
@@ -96,12 +94,8 @@ def test_no_gradient_is_no_step():
     assert not torch.bmm(rational(torch.zeros(1, 96, 96)), torch.zeros(1, 96, 96)).any()
 
 
-def test_a_cpu_computes_muon_in_fp32_unless_16_bits_are_clearly_faster(monkeypatch):
+def test_a_cpu_computes_muon_in_fp32():
     assert products_type(torch.device("cpu")) is torch.float32
-    for half_s, found in ((1.0, torch.bfloat16), (1.9, torch.float32), (9.0, torch.float32)):
-        elapsed = [0.0, 2.0, 0.0, half_s] * 4
-        monkeypatch.setattr(optimizer, "time", SimpleNamespace(perf_counter=iter(elapsed).__next__))
-        assert optimizer.fastest_products((64, 16)) is found
 
 
 def test_muon_moves_alike_in_every_type(tiny_run):
