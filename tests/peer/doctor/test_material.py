@@ -89,12 +89,12 @@ def test_initial_weights_are_here_or_can_be_had(tokenizer: bytes, index: ShardIn
     weights.write_bytes(b"weights")
     assert check_weights(run(tokenizer, index), home, None) == []
     digest = hashlib.sha256(b"weights").hexdigest()
-    manifest = with_changes(run(tokenizer, index), {"model.init": f"sha256:{digest}"})
+    manifest = with_changes(run(tokenizer, index), {"model.init": {"kind": "file", "sha256": [digest]}})
     [missing] = check_weights(manifest, home, None, {digest: None})
     assert (missing.check, missing.state) == ("weights", FindingState.BAD)
     assert "--weights" in missing.fix
     assert [each.state for each in check_weights(manifest, home, weights)] == [FindingState.OK]
-    hub = with_changes(manifest, {"model.init": f"hf:someone/model@{'a' * 40}"})
+    hub = with_changes(manifest, {"model.init": {"kind": "hub", "name": "someone/model", "revision": "a" * 40}})
     assert "downloaded at the first start" in check_weights(hub, home, None)[0].found
     with pytest.raises(WeightsError, match=r"those of someone/model of the hub"):
         check_weights(hub, home, weights)
