@@ -31,7 +31,6 @@ from p2ptrain.train import accelerator
 from p2ptrain.train.autofit import CARD_MEMORY_FRACTION, Placement
 from p2ptrain.train.batches import Batches, CorpusReader
 from p2ptrain.train.compiled_pass import CompiledPass, CompiledPassError, PassShape
-from p2ptrain.train.device_copies import Arrival, copies_of
 from p2ptrain.train.evaluate import HeldOutText, validation_loss
 from p2ptrain.train.loss_scale import LossScale
 from p2ptrain.train.model import FlatModel, recompute_activations, summed_loss
@@ -57,21 +56,11 @@ _SCALES = "the scale of the loss, which a compiled pass cannot change, is dynami
 
 
 @dataclass(frozen=True, slots=True)
-class ArrivingStepResult:
-    """Result of an inner step whose numbers may still be on their way from a card: reading one waits for it."""
+class InnerStep:
+    """``ports.StepResult`` of a model on this machine."""
 
-    numbers: Arrival  # [2]: loss in nats a token before the step, norm of the gradient
+    loss: float  # in nats a token, before the step
     tokens: int
-    learning_rate: float
-
-    @property
-    def loss(self) -> float:
-        return float(self.numbers.wait()[0][0])
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether the gradient was finite, so that the step moved weights."""
-        return math.isfinite(float(self.numbers.wait()[0][1]))
 
 
 class LanguageModelTask:
@@ -109,11 +98,8 @@ class LanguageModelTask:
         """Entered while the optimizer moves weights and moments."""
         self._corpus = corpus
         self._batches = Batches(corpus, reader, training.sequences_per_step, model.theta.device)
-        self._copies = copies_of(model.theta.device)
         self._predicted = training.tokens_per_step
         """Tokens that the current step predicts, over which its loss is a mean; all, unless dialogues are packed."""
-        self._unread: ArrivingStepResult | None = None
-        """Result of the last inner step, until it is counted."""
         self._training = training
         self._run_tokens = run_tokens
         self.loss_scale = LossScale(placement.autocast is torch.float16)
@@ -160,33 +146,31 @@ class LanguageModelTask:
         """Fraction of the training set that this peer has read, 0 to 1."""
         return min(1.0, self.step * self._training.sequences_per_step / self._corpus.train_sequences)
 
-    def inner_step(self, progress: float) -> ArrivingStepResult:
+    def inner_step(self, progress: float) -> InnerStep:
         """Make one step. Raises DeviceError if the model does not fit the device with one sequence at a time.
 
         A gradient that is not finite moves nothing (it would stay in the moments): the step is skipped. Its tokens
         count as trained all the same, so that the schedule and the run's end do not wait for them.
 
-        On a CUDA card it waits for the step before instead of its own result, so that the card always has work. In fp16
-        it waits for its own, which determines the scale of the next one.
+        A card still moves the weights when this returns, so that it has work while the host prepares the next step.
         """
         training = self._training
         batch = self._batches.at(self.step)
         self._predicted = max(1, batch.predicted)
         mean = self._backward(batch.sequences)
         norm = self._clip()
+        loss, length = torch.stack([mean, norm.to(mean)]).tolist()
         rate = learning_rate(progress + training.tokens_per_step, training, self._run_tokens)
         rate *= self._rewarm_factor()
-        numbers = self._copies.result(torch.stack([mean, norm.to(mean)]))
-        with self.moving():
-            self._optimizer.step(rate, ~norm.isfinite())
+        is_finite = math.isfinite(length)
+        if is_finite:
+            with self.moving():
+                self._optimizer.step(rate)
         self._rewarmed = min(self._rewarmed + 1, self._rewarm_steps)
         self.step += 1
         self._batches.prepare(self.step)
-        self._conclude()  # the step before
-        result = self._unread = ArrivingStepResult(numbers, training.tokens_per_step, rate)
-        if not self._copies.are_late or self.loss_scale.is_dynamic:
-            self._conclude()
-        return result
+        self._count(is_finite, rate)
+        return InnerStep(loss, training.tokens_per_step)
 
     def _clip(self) -> Tensor:
         """Shorten the gradient to the run's limit; return its norm before, on the device.
@@ -201,14 +185,10 @@ class LanguageModelTask:
         self._gradient.mul_((limit / (norm + CLIP_EPSILON)).clamp(max=1.0))
         return norm
 
-    def _conclude(self) -> None:
-        """Count the step whose result has not been read, if there is one: wait for it."""
-        if self._unread is None:
-            return
-        result, self._unread = self._unread, None
-        self.loss_scale.update(result.is_finite)
-        if result.is_finite:
-            self.learning_rate = result.learning_rate
+    def _count(self, is_finite: bool, rate: float) -> None:
+        self.loss_scale.update(is_finite)
+        if is_finite:
+            self.learning_rate = rate
         elif self.loss_scale.skipped_in_a_row % SKIPS_TOLD == 0:
             logger.warning(
                 "%d inner steps in a row taught nothing: their gradients are not finite. If this goes on, the run's"
@@ -273,7 +253,6 @@ class LanguageModelTask:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return moments [P] and counters, views of live memory as torch's own: copy them before the next step."""
-        self._conclude()
         return {
             "first_moment": self._moments[0],
             "second_moment": self._moments[1],
@@ -296,7 +275,6 @@ class LanguageModelTask:
                 f"moments {list(first.shape)} and {list(second.shape)} with {list(counters.shape)} counters,"
                 f" where {list(self.theta.shape)} and [4] belong"
             )
-        self._conclude()
         if (scale := state.get("loss_scale")) is not None:
             self.loss_scale.load(scale)
         self._moments[0].copy_(first)

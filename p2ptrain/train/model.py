@@ -12,8 +12,8 @@ Dimension letters: P parameters, B sequences, T tokens a sequence, D width, V vo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -68,27 +68,6 @@ def in_memory(
     return FlatModel(model.module, theta, model.layout)
 
 
-@contextmanager
-def _as_if_not_installed(*packages: str) -> Iterator[None]:
-    """Import from transformers as if these optional packages were not installed, so that it does not load them.
-
-    Args:
-        packages: names as in its ``is_<name>_available``.
-    """
-    from transformers import utils
-    from transformers.utils import import_utils
-
-    names = [f"is_{package}_available" for package in packages]
-    before = [(module, name, getattr(module, name)) for module in (utils, import_utils) for name in names]
-    for module, name, _ in before:
-        setattr(module, name, lambda: False)
-    try:
-        yield
-    finally:
-        for module, name, function in before:
-            setattr(module, name, function)
-
-
 def build_module(description: Decoder, seed: int) -> PreTrainedModel:
     """Build the run's model with its initial weights: fp32, on the CPU. Leaves the global random state unchanged.
 
@@ -121,8 +100,7 @@ def _class_and_config(description: Decoder) -> tuple[Any, Any]:
     with large_imports():
         import transformers
 
-        with _as_if_not_installed("scipy", "torch_distributed"):  # half a second; other models use them
-            architecture = getattr(transformers, description.architecture)  # transformers imports lazily
+        architecture = getattr(transformers, description.architecture)  # transformers imports lazily
     config = architecture.config_class(
         **description.config_arguments(),
         use_cache=False,

@@ -119,7 +119,6 @@ class FlatOptimizer:
         self.products = products or products_type(theta.device)
         """Type of the products of Muon."""
         self._is_fused = has_fused_adamw(theta.device)
-        self._skips_on_device = self._is_fused and theta.device.type == "cuda"
         runs = _runs(layout, hidden)
         self._counters = torch.zeros(len(runs["decays"]) + len(runs["plain"]), device=theta.device)
         counters = list(self._counters)
@@ -151,25 +150,13 @@ class FlatOptimizer:
     def steps(self, steps: int) -> None:
         self._counters.fill_(steps)
 
-    def step(
-        self,
-        rate: float,
-        skips: Tensor | None = None,  # bool, on the device: whether the gradient is not finite; None: it is finite
-    ) -> None:
-        """Update theta by the clipped gradient, or skip the step. Overwrites the gradient.
+    def step(self, rate: float) -> None:
+        """Update theta by the clipped gradient, which is finite. Overwrites the gradient."""
+        self._step_adamw(rate)
+        self._step_muon(rate)
 
-        A CUDA card decides itself, so that the host need not wait for it.
-        """
-        if skips is not None and not self._skips_on_device:
-            if bool(skips):
-                return
-            skips = None
-        self._step_adamw(rate, skips)
-        self._step_muon(rate, skips)
-
-    def _step_adamw(self, rate: float, skips: Tensor | None) -> None:
+    def _step_adamw(self, rate: float) -> None:
         training = self._training
-        found_inf = None if skips is None else skips.float()
         for some in self._adamw:
             adamw(
                 some.theta,
@@ -179,7 +166,6 @@ class FlatOptimizer:
                 [],
                 some.steps,
                 fused=self._is_fused,
-                found_inf=found_inf,
                 amsgrad=False,
                 maximize=False,
                 beta1=training.beta1,
@@ -189,20 +175,12 @@ class FlatOptimizer:
                 eps=training.epsilon,
             )
 
-    def _step_muon(self, rate: float, skips: Tensor | None) -> None:
+    def _step_muon(self, rate: float) -> None:
         training = self._training
-        learns: float | Tensor = 1 - training.muon_momentum
-        keeps: float | Tensor = 1 - rate * training.weight_decay
-        if skips is not None:
-            learns, keeps = torch.where(skips, 0.0, learns), torch.where(skips, 1.0, keeps)
         for theta, update, momentum in self._muon:
-            if skips is not None:
-                update.masked_fill_(skips, 0.0)  # NaN times 0 is NaN
-            momentum.lerp_(update, learns)
+            momentum.lerp_(update, 1 - training.muon_momentum)
             update.lerp_(momentum, training.muon_momentum)
-            if skips is not None:
-                update.masked_fill_(skips, 0.0)
-            theta.mul_(keeps)
+            theta.mul_(1 - rate * training.weight_decay)
         for group in self._matrices:
             if self.products is torch.float32:
                 factors = rational(torch.stack([update @ update.mT for _, update in group]))

@@ -44,7 +44,7 @@ def step(progress: float, remaining_s: float | None) -> dict[str, Any]:
     optimizer.zero_grad()
     counters[0] += 1
     counters[1] += 1
-    return {"losses": [loss.item()], "tokens": UNITS, **state()}
+    return {"loss": loss.item(), "tokens": UNITS, **state()}
 
 
 def restore(counters: list[int], loss_scale: list[float]) -> dict[str, Any]:
@@ -70,7 +70,6 @@ ANSWERS = {
     "store": store,
     "add": add,
     "load": dict,
-    "losses": lambda: {"losses": []},
     "tried": lambda: {"loss": loss_on(-1).item()},
     "held_out": lambda most_tokens, patience_s: {"value": loss_on(-1).item(), "tokens": 0, "of": 0},
     "sample": lambda new_tokens: {"text": ""},
