@@ -18,8 +18,7 @@ Matrices and embeddings decay, norms and biases do not (GPT-3's practice, arXiv 
 in the first moment, like AdamW's; its slice of the second moment stays zero. The state of a peer therefore has one
 layout for both optimizers.
 
-torch's fused AdamW runs over the few stretches of the flat vector with and without weight decay, not over parameters;
-its plain AdamW does where a device lacks the fused one.
+torch's fused AdamW runs over the few stretches of the flat vector with and without weight decay, not over parameters.
 
 Legend: P parameters (padded), n matrices, R and S rows and columns of a matrix, R <= S.
 """
@@ -34,7 +33,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from p2ptrain.outer.flat import FlatLayout
-from p2ptrain.train.accelerator import half_type, has_fused_adamw
+from p2ptrain.train.accelerator import half_type
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -118,7 +117,6 @@ class FlatOptimizer:
         self._training = training
         self.products = products or products_type(theta.device)
         """Type of the products of Muon."""
-        self._is_fused = has_fused_adamw(theta.device)
         runs = _runs(layout, hidden)
         self._counters = torch.zeros(len(runs["decays"]) + len(runs["plain"]), device=theta.device)
         counters = list(self._counters)
@@ -165,7 +163,7 @@ class FlatOptimizer:
                 some.second,
                 [],
                 some.steps,
-                fused=self._is_fused,
+                fused=True,
                 amsgrad=False,
                 maximize=False,
                 beta1=training.beta1,

@@ -5,7 +5,6 @@ import torch
 from families import DESCRIPTIONS, description
 
 from p2ptrain.manifest import with_changes
-from p2ptrain.train import optimizer
 from p2ptrain.train.model import build_module
 from p2ptrain.train.optimizer import RATIONAL, hidden_matrices, orthogonalized, products_type, rational
 
@@ -109,18 +108,3 @@ def test_muon_moves_alike_in_every_type(tiny_run):
     assert not torch.equal(half, older)
     assert (half - older).norm() < 0.02 * half.norm()
     assert 0 < (usual - half).norm() < 0.4 * half.norm()
-
-
-def test_without_a_fused_kernel_adamw_moves_alike(tiny_run, monkeypatch):
-    tiny = tiny_run()
-    fused = tiny.task()
-    monkeypatch.setattr(optimizer, "has_fused_adamw", lambda device: False)
-    plain = tiny.task()
-    monkeypatch.setattr(torch, "_fused_adamw_", None)
-    for _ in range(3):
-        plain.inner_step(0.0)
-    monkeypatch.undo()
-    for _ in range(3):
-        fused.inner_step(0.0)
-    assert plain.state_dict()["counters"][1] == 3
-    torch.testing.assert_close(plain.theta, fused.theta)
