@@ -149,7 +149,9 @@ def check_address(address: str) -> None:
         raise JoinLinkError(f"{found['port']} is not a port from 1 to 65535, in {shown(address)}.", _ASK_AUTHOR)
     for peer in filter(None, (found["peer"], found["relayed"])):
         if not is_peer_id(peer):
-            raise JoinLinkError(f"{shown(peer)} is not a peer id (was the link cut off or retyped?)", _ASK_AUTHOR)
+            raise JoinLinkError(
+                f"{shown(peer)} is not a peer id (was the link cut off or retyped?), in {shown(address)}.", _ASK_AUTHOR
+            )
 
 
 def is_peer_id(text: str) -> bool:

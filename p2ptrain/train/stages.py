@@ -108,7 +108,7 @@ def stage_model(description: Decoder, seed: int, device: torch.device, stage: St
     return StageModel(FlatModel(module, flatten_module(module), layout), stage, whole, guest)
 
 
-class _Parts(NamedTuple):
+class _BaseParts(NamedTuple):
     """Attributes of a base model in transformers."""
 
     embedding: str
@@ -117,7 +117,7 @@ class _Parts(NamedTuple):
     norm: str
 
     @classmethod
-    def of(cls, base: Module) -> _Parts:
+    def of(cls, base: Module) -> _BaseParts:
         """Find them by their kinds: embeddings, the list of blocks, and what has weights after it."""
         parts = dict(base.named_children())
         blocks = next(name for name, part in parts.items() if isinstance(part, nn.ModuleList))
@@ -138,7 +138,7 @@ class _NoPositions(nn.Module):
 def _prune(module: PreTrainedModel, stage: StageRange) -> Tensor | None:
     """Remove what other stages hold; return a copy of the tied embedding on the last of several stages, or None."""
     base: Any = module.base_model
-    names = _Parts.of(base)
+    names = _BaseParts.of(base)
     holds_guest = stage.is_last and not stage.is_first and module.config.tie_word_embeddings
     guest = _weight(module.get_input_embeddings()).detach().clone() if holds_guest else None
     blocks = nn.ModuleList()
