@@ -167,7 +167,7 @@ Trained = Callable[..., tuple[Home, Path]]
 def trained(tmp_path: Path, signed_run: Callable[..., SignedManifest]) -> Trained:
     """Return ``trained(family, tokenizer, corpus, init)``: a home with random weights; by default without its text."""
 
-    def build(family: str, tokenizer: Tokenizer, corpus: object = AWAY, init: str | None = None) -> tuple[Home, Path]:
+    def build(family: str, tokenizer: Tokenizer, corpus: object = AWAY, init: object = None) -> tuple[Home, Path]:
         file = tmp_path / "tokenizer.json"
         tokenizer.save(str(file))
         signed = signed_run(
@@ -302,7 +302,7 @@ def test_texts_begin_as_the_continued_model_s(
     family: str, make: Callable[[], Tokenizer], trained: Trained, tmp_path: Path
 ) -> None:
     """Check a run that began from a model whose tokenizer puts ``<s>`` before every text."""
-    home, _file = trained(family, with_extras(made := make()), init=f"sha256:{'0' * 64}")
+    home, _file = trained(family, with_extras(made := make()), init={"kind": "file", "sha256": ["0" * 64]})
     export(home, tmp_path / "out")
     loaded = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert loaded.bos_token == "<s>"
