@@ -111,7 +111,7 @@ def device(name: str) -> list[Finding]:
 
 
 def _kernels(chosen: torch.device) -> str:
-    """Return what a device computes with: types of matrix products, optimizer."""
+    """Return the types in which a device computes matrix products."""
     import torch
 
     from p2ptrain.train import accelerator
@@ -122,8 +122,7 @@ def _kernels(chosen: torch.device) -> str:
         products = products if accelerator.has_fast_bf16() else products.removeprefix("bfloat16 and ")
     else:
         products = f"{half} and {'TF32' if accelerator.has_tf32(chosen) else 'fp32'}"
-    optimizer = "fused AdamW" if accelerator.has_fused_adamw(chosen) else "AdamW without fused kernels"
-    return f"matrix products in {products}; {optimizer}"
+    return f"matrix products in {products}"
 
 
 def compiler(name: str, mode: CompileMode, environment: Mapping[str, str]) -> list[Finding]:
