@@ -114,7 +114,7 @@ class StepResult(Protocol):
 
     @property
     def loss(self) -> float:
-        """Mean loss in nats a token, before the step. Reading it may wait for the device."""
+        """Mean loss in nats a token, before the step."""
 
     @property
     def tokens(self) -> int: ...

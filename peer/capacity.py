@@ -67,12 +67,14 @@ def check_ranks(manifest: Manifest, devices: Sequence[torch.device], stages: int
     """Raise DeviceError if the ranks of this computer need more of the host's memory; ranks check cards themselves.
 
     The host holds the outer state once, and for each rank without a card a stage's inner state, with the activations
-    of as many sequences as stages follow.
+    of as many sequences as stages follow. Before that each rank draws the initial weights of the whole model.
     """
     whole, kept = parameter_count(manifest.model), pass_bytes(manifest.model, manifest.training.sequence_length)
     replicas = sum(each.type in ("cpu", "mps") for each in devices) / stages
     inner = CPU_BYTES * whole + HEAP * kept * (stages + 1) / 2
-    _check(manifest, len(devices) * BASE_BYTES + _outer_bytes(manifest) + replicas * inner, installed_bytes)
+    drawn = 4 * whole * len(devices)
+    needed = len(devices) * BASE_BYTES + max(drawn, _outer_bytes(manifest) + replicas * inner)
+    _check(manifest, needed, installed_bytes)
 
 
 def _check(manifest: Manifest, needed: float, installed_bytes: int | None) -> None:

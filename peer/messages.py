@@ -287,10 +287,9 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "torn checkpoint": lambda f: f"[train] skipped the damaged checkpoint {UserPath(f['path'])}: {_why(f)}",
     "started": _started,
     "compiling": lambda f: "[train] compiling the training step in the background",
-    "compiled pass": lambda f: f"[train] compiled the training step in {duration(f['seconds'])}; comparing it",
     "trainer died": _trainer_died,
     "trainer returned": lambda f: f"[train] training goes on after {duration(f['seconds'])} without a trainer",
-    "compiled": lambda f: f"[train] training continues with {f['way']}: {f['ratio']:.2f} times as fast",
+    "compiled": lambda f: "[train] training continues with compiled code",
     "not compiled": lambda f: f"[train] training continues without compiled code: {_why(f)}",
     "held out": lambda f: f"[train] {_loss(f)}",
     "keeping": lambda f: (

@@ -151,7 +151,7 @@ def load(path: Path) -> SimulationReport:
             raise ValueError(f"it does not have version {REPORT_VERSION}, which this p2ptrain reads")
         return SimulationReport.model_validate(data)
     except ValidationError as error:
-        why = error_lines(error, SimulationReport, (), data)[0]
+        why = error_lines(error, SimulationReport)[0]
     except (OSError, ValueError, RecursionError) as error:
         why = cause(error) if isinstance(error, OSError) else str(error)
     raise ScenarioError(f"{printable(path)} is not a report: {why}.", "Give a file that --report wrote.")

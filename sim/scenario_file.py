@@ -107,7 +107,7 @@ def parsed(schema: type[S], data: Mapping[str, Any]) -> S:
     except ValidationError as error:
         groups = data["peers"] if isinstance(data.get("peers"), list) else []
         names = [group.get("name") if isinstance(group, Mapping) else None for group in groups]
-        lines = error_lines(error, schema, ("learner",), {})
+        lines = error_lines(error, schema, ("learner",))
         raise ScenarioError("\n".join(by_name(lines, names)), REMEDY) from None
 
 

@@ -23,7 +23,7 @@ from p2ptrain.host.inbox import Adoption, Delivery, Displacement, Inbox, RoundFi
 from p2ptrain.host.payloads import Payloads
 from p2ptrain.host.rules import LearnerRules
 from p2ptrain.host.state import HostState
-from p2ptrain.ports import Clock, HeldOut, InnerTask, Notebook, RemoteInnerTask, StepResult
+from p2ptrain.ports import Clock, HeldOut, InnerTask, Notebook, RemoteInnerTask
 from p2ptrain.recipes import Stream
 from p2ptrain.swarm.events import Adopted, Applied, Event, ExchangeDue, OuterStepDone, PhaseDone, TrainingEnded, Unfit
 
@@ -110,8 +110,7 @@ class Learner:
         self._held_out = held_out
         self._inner = 0
         self._blocked_before_s: float | None = None  # ``blocked_s`` at the start of the last inner step
-        self._losses = 0.0  # sum of this phase's losses, without those of ``_unread``
-        self._unread: list[StepResult] = []  # a card's last losses may be on their way
+        self._losses = 0.0  # sum of this phase's losses
         self._phase_tokens = 0
         self.state = HostState(task, rules, fragments, self.payloads, of_gradients, notebook, remote)
         self.inbox = Inbox(rules.recipe.follow, self.payloads)
@@ -158,7 +157,7 @@ class Learner:
         self.tokens += result.tokens
         self._phase_tokens += result.tokens
         self.progress += result.tokens * self.peers
-        self._unread.append(result)
+        self._losses += result.loss
         self._inner += 1
         due = [ExchangeDue()] * self._due.count(self._inner)
         if self._inner >= self.state.inner_steps:
@@ -183,7 +182,6 @@ class Learner:
         return self._shows_fast and (is_quarter or self._due.count(inner) > 0)
 
     def _end_phase(self) -> list[Event]:
-        self._read_losses()
         self.loss = self._losses / self._inner
         self._inner, self._losses = 0, 0.0
         self.state.end_phase(self.step)
@@ -193,7 +191,6 @@ class Learner:
         """Begin this inner phase again at the slow weights, with a new optimizer; its tokens count all the same."""
         self.state.restart_phase(self.step, why)
         self._inner, self._losses = 0, 0.0
-        self._unread.clear()
         self.task.reset(REWARM_STEPS)
 
     def _end_outer_step(self) -> list[Event]:
@@ -204,11 +201,6 @@ class Learner:
             self.ended = True
             events.append(TrainingEnded(self.step, self.progress))
         return events
-
-    def _read_losses(self) -> None:
-        for result in self._unread:
-            self._losses += result.loss
-        self._unread.clear()
 
     # --- deliveries ---------------------------------------------------------------------------------------------------
 
@@ -264,7 +256,6 @@ class Learner:
         self.step = ready.step
         self.progress = ready.progress
         self._inner, self._losses, self._phase_tokens = 0, 0.0, 0
-        self._unread.clear()
         self.ended = self.progress >= self._rules.run_tokens
         self.task.reset(REWARM_STEPS)
         events: list[Event] = [Applied(link, self.progress) for link in stale]
@@ -310,7 +301,6 @@ class Learner:
 
     def state_dict(self) -> tuple[dict[str, Saved], dict[str, Any]]:
         """Return everything that a resumed peer needs: tensors, views of live memory, and JSON values."""
-        self._read_losses()
         tensors, numbers = self.state.state_dict()
         tensors |= {f"task.{name}": tensor for name, tensor in self.task.state_dict().items()}
         return tensors, {
@@ -332,7 +322,6 @@ class Learner:
         )
         self.step, self.progress, self.tokens = numbers["step"], numbers["progress"], numbers["tokens"]
         self._phase_tokens = numbers["phase_tokens"]
-        self._unread.clear()
         self._inner, self._losses, self.ended = numbers["inner_step"], numbers["inner_losses"], numbers["ended"]
         if self._shows_fast:
             self.state.show(self.step)

@@ -19,7 +19,7 @@ from p2ptrain.base.errors import ManifestError
 from p2ptrain.base.ids import PROTOCOL_VERSION, RunId
 from p2ptrain.framing import MAX_MANIFEST_BYTES
 from p2ptrain.manifest.faults import shown, validated
-from p2ptrain.manifest.schema import MAX_TOKENS, Manifest
+from p2ptrain.manifest.schema import Manifest
 from p2ptrain.manifest.section import Section
 
 INSTALL_THEIRS = "Install the p2ptrain version of the run's author; peers of different versions cannot exchange."
@@ -123,19 +123,8 @@ def _refuse_other_protocol(data: Mapping[str, Any]) -> None:
     if isinstance(run, Mapping) and type(protocol) is int and protocol != PROTOCOL_VERSION:
         raise ManifestError(
             f"run.protocol: the run uses protocol version {protocol}, this p2ptrain uses {PROTOCOL_VERSION}.",
-            _conversion(run.get("tokens_per_peer")) or INSTALL_THEIRS,
+            INSTALL_THEIRS,
         )
-
-
-def _conversion(tokens_per_peer: object) -> str:
-    """Say how a new run continues the manifest of an earlier version; empty if it has no ``tokens_per_peer``."""
-    if type(tokens_per_peer) is not int or not 0 < tokens_per_peer <= MAX_TOKENS:
-        return ""
-    return (
-        f"To make a new run of it, write `protocol = {PROTOCOL_VERSION}`, and in place of tokens_per_peer the tokens "
-        f"of all peers together: `tokens = {_toml_value(4 * tokens_per_peer)}` for four peers, with "
-        "training.warmup_tokens times four. To join the old run, install the p2ptrain version of its author."
-    )
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

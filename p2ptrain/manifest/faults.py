@@ -20,11 +20,6 @@ from p2ptrain.manifest.section import Section
 
 _MAX_LINES = 20  # Fits on a screen, and bounds the work for a hostile manifest. Guess: count errors in real edits.
 _MAX_SHOWN = 60  # Characters of a name or value. Guess: measure the values in real error messages.
-_REPLACED = {
-    "run.tokens_per_peer": "run.tokens replaces it, the tokens of all peers together: multiply it, and any "
-    "warmup_tokens, by the expected number of peers"
-}
-"""Fields of earlier versions, with what to write instead."""
 _TAGGED_SECTIONS = (
     "model",
     "model.init",
@@ -39,23 +34,19 @@ def validated(data: Mapping[str, Any]) -> Manifest:
         return Manifest.model_validate(data)
     except ValidationError as error:
         remedy = "Correct these fields; `p2ptrain init` writes a valid manifest."
-        raise ManifestError("\n".join(error_lines(error, Manifest, _TAGGED_SECTIONS, data)), remedy) from None
+        raise ManifestError("\n".join(error_lines(error, Manifest, _TAGGED_SECTIONS)), remedy) from None
 
 
-def error_lines(
-    error: ValidationError, root: type[Section], tagged: Collection[str], data: Mapping[str, Any]
-) -> list[str]:
+def error_lines(error: ValidationError, root: type[Section], tagged: Collection[str] = ()) -> list[str]:
     """Return one line per problem; at most ``_MAX_LINES`` and a count of the others.
 
     Args:
         error: pydantic's report.
         root: the validated section type.
         tagged: sections with variants, whose names pydantic adds to the locations.
-        data: the validated data, whose fields are not suggested in place of an unknown one. Empty if an option of the
-            command line may have added the unknown field to a file that has the right one.
     """
     entries = _merged(error.errors(include_url=False))
-    lines = [line for entry in entries[:_MAX_LINES] for line in _lines(entry, root, tagged, data)]
+    lines = [line for entry in entries[:_MAX_LINES] for line in _lines(entry, root, tagged)]
     if len(entries) > _MAX_LINES:
         lines.append(f"and {len(entries) - _MAX_LINES} more")
     return lines
@@ -76,9 +67,7 @@ def _merged(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return list(found.values())
 
 
-def _lines(
-    entry: Mapping[str, Any], root: type[Section], tagged: Collection[str], data: Mapping[str, Any]
-) -> list[str]:
+def _lines(entry: Mapping[str, Any], root: type[Section], tagged: Collection[str]) -> list[str]:
     if not entry["loc"] and entry["type"] == "value_error":  # a rule between fields; its message names them
         return str(entry["ctx"]["error"]).split("\n")
     location = list(entry["loc"]) or [root.__name__.lower()]  # empty if the input is not a table
@@ -87,8 +76,7 @@ def _lines(
     name = ".".join(_field_name(part) for part in location if isinstance(part, str))
     match entry["type"]:
         case "extra_forbidden":
-            hint = f"; {_REPLACED[name]}" if name in _REPLACED else _suggestion(name, root, tags, data)
-            return [f"{path}: unknown {_unit(location, root)}{hint}"]
+            return [f"{path}: unknown {_unit(location, root)}{_suggestion(name, root, tags)}"]
         case "missing":
             return [f"{path}: missing"]
         case "union_tag_not_found":
@@ -171,42 +159,19 @@ def _unit(location: Sequence[str | int], root: type[Section]) -> str:
     return "section" if len(location) == 1 and has_sections else "field"
 
 
-def _suggestion(path: str, root: type[Section], tags: Collection[str], data: Mapping[str, Any]) -> str:
+def _suggestion(path: str, root: type[Section], tags: Collection[str]) -> str:
     """Suggest a valid name: the same word in another table, or the nearest word in the same table.
 
-    A field that is set already is named, but not suggested. If other variants of the section have the field, name
-    these. At the top level without any of this, list the names.
+    At the top level without any of this, list the names.
     """
     table, _, word = path.rpartition(".")
     valid = [(*name.rpartition("."), name) for name, _ in _fields(root, tags)]
-    if others := _variants_with(path, root):
-        return f"; it goes only with {others}"
-    siblings = [sibling for home, _, sibling, _ in valid if home == table]
-    free = [sibling for sibling in siblings if not _is_set(f"{table}.{sibling}".removeprefix("."), data)]
-    nearest = difflib.get_close_matches(word, free, n=1) or difflib.get_close_matches(word, siblings, n=1)
-    meant = [name for home, _, sibling, name in valid if sibling == word or (home == table and sibling in nearest)]
+    siblings = {sibling: name for home, _, sibling, name in valid if home == table}
+    nearest = difflib.get_close_matches(word, siblings, n=1)
+    meant = [name for _, _, sibling, name in valid if sibling == word] + [siblings[each] for each in nearest]
     if meant:
-        return f"; {meant[0]} is set already" if _is_set(meant[0], data) else f"; did you mean {meant[0]}?"
+        return f"; did you mean {meant[0]}?"
     return "" if table else f"; there are {', '.join(siblings)}"
-
-
-def _is_set(name: str, data: Mapping[str, Any]) -> bool:
-    """Return whether plain data has a field; no field within a list counts."""
-    found: Any = data
-    for part in name.split("."):
-        if not isinstance(found, Mapping) or part not in found:
-            return False
-        found = found[part]
-    return True
-
-
-def _variants_with(path: str, root: type[Section]) -> str:
-    """Return which variants of a section have the field with this dotted name, as in ``kind hub or file``."""
-    top, _, inner = path.partition(".")
-    variants = _sections(root.model_fields[top].annotation) if top in root.model_fields else []
-    found = [variant for variant in variants if len(variants) > 1 and inner in dict(_fields(variant, ()))]
-    tags = [next(iter(variant.model_fields.items())) for variant in found]  # the first field tells them apart
-    return f"{tags[0][0]} {' or '.join(get_args(field.annotation)[0] for _, field in tags)}" if tags else ""
 
 
 def _field(name: str, root: type[Section], tags: Collection[str]) -> FieldInfo:

@@ -1,16 +1,13 @@
 """The ``model.init`` section: published weights from which a run begins, instead of random ones. Never a path.
 
-Weights are safetensors files: of a repository on the Hugging Face hub at a commit, or named by their digests. A short
-string may replace the table::
-
-    init = "hf:owner/name@<revision>"     init = "sha256:<digest>,<digest>"
+Weights are safetensors files: of a repository on the Hugging Face hub at a commit, or named by their digests.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
 from p2ptrain.manifest.section import Digest, HubName, Revision, Section
 
@@ -65,21 +62,5 @@ class FileWeights(_Published):
     """SHA-256 of each safetensors file, 1 to 64, in the order of the shards."""
 
 
-def _expand(value: Any) -> Any:
-    """Replace a short string by its table, and leave other values to the schema."""
-    if not isinstance(value, str):
-        return value
-    scheme, _, rest = value.partition(":")
-    if scheme == "hf":
-        name, _, revision = rest.partition("@")
-        return {"kind": "hub", "name": name, "revision": revision}
-    if scheme == "sha256":
-        return {"kind": "file", "sha256": rest.split(",", MAX_WEIGHT_FILES)}
-    raise ValueError("unknown source; write a table, or hf:owner/name@<revision>, or sha256:<digest>")
-
-
-InitialWeights = Annotated[
-    Annotated[HubWeights | FileWeights, Field(discriminator="kind")],
-    BeforeValidator(_expand),
-]
+InitialWeights = Annotated[HubWeights | FileWeights, Field(discriminator="kind")]
 """Any source of initial weights; ``kind`` determines its fields."""

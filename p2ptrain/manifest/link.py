@@ -16,9 +16,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Self
 
 from p2ptrain.base.errors import JoinLinkError
@@ -43,6 +41,12 @@ _END = re.compile(r"""['"`<>()\]}|\u00ab\u00bb\u2018-\u201f]|\s--|\n[ \t]*\r?\n"
 """End of a link within other text: a quote or bracket, an option, an empty line."""
 _ASK_AUTHOR = "Ask for a new link: `p2ptrain bootstrap` and `p2ptrain invite` print them."
 _HOST_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+
+_FORM = "/ip4/HOST/tcp/PORT/p2p/PEER, or with ip6, dns, dns4, dns6, or /p2p-circuit/p2p/PEER after it"
+_ADDRESS = re.compile(
+    "/(?P<kind>ip4|ip6|dns|dns4|dns6)/(?P<host>[^/]+)/tcp/(?P<port>[1-9][0-9]{0,4})/p2p/(?P<peer>[^/]+)"
+    "(?:/p2p-circuit/p2p/(?P<relayed>[^/]+))?"
+)
 
 # A peer id is a multihash: kind of digest, length, digest. Short Ed25519 keys are included instead of a digest.
 _PEER_ID_FORMS = ((b"\x00\x24\x08\x01\x12\x20", 38), (b"\x12\x20", 34))
@@ -134,40 +138,20 @@ def check_address(address: str) -> None:
     """Raise JoinLinkError unless ``address`` is a multiaddress that can be dialed and ends in a peer id."""
     if not address:
         raise JoinLinkError("The link seems cut off: an address is empty.", _COPY_AGAIN)
-    root, *parts = address.split("/")
-    if root:
-        raise JoinLinkError(f"An address begins with a slash, but this is {shown(address)}.", _ASK_AUTHOR)
-    for index, expected in enumerate(_FORM):
-        if index == len(parts):
-            if index == _RELAY_BEGINS:
-                return
-            raise JoinLinkError(f"An address seems cut off: {shown(address)} ends before its peer id.", _COPY_AGAIN)
-        fault = expected(parts[index], parts[index - 1])
-        if fault:
-            raise JoinLinkError(f"{fault}, in the address {shown(address)}.", _ASK_AUTHOR)
-    if len(parts) > len(_FORM):
-        raise JoinLinkError(f"{shown(parts[len(_FORM)])} follows the peer id, in {shown(address)}.", _ASK_AUTHOR)
-
-
-def _host_kind_fault(part: str, _: str) -> str | None:
-    return None if part in _HOST_CHECKS else f"{shown(part)} is not one of {', '.join(_HOST_CHECKS)}"
-
-
-def _host_fault(part: str, kind: str) -> str | None:
-    return None if _HOST_CHECKS[kind](part) else f"{shown(part)} is not a valid {kind} host"
-
-
-def _port_fault(part: str, _: str) -> str | None:
-    is_port = re.fullmatch(r"[1-9][0-9]{0,4}", part) and int(part) < 2**16
-    return None if is_port else f"{shown(part)} is not a port from 1 to 65535"
-
-
-def _peer_id_fault(part: str, _: str) -> str | None:
-    return None if is_peer_id(part) else f"{shown(part)} is not a peer id (was the link cut off or retyped?)"
-
-
-def _literally(word: str) -> Callable[[str, str], str | None]:
-    return lambda part, _: None if part == word else f"Found {shown(part)} instead of {word}"
+    found = _ADDRESS.fullmatch(address)
+    if found is None:
+        raise JoinLinkError(
+            f"The address {shown(address)} is cut off or damaged; its form is {_FORM}.", f"{_COPY_AGAIN} {_ASK_AUTHOR}"
+        )
+    if not _is_host(found["kind"], found["host"]):
+        raise JoinLinkError(f"{shown(found['host'])} is not a valid {found['kind']} host.", _ASK_AUTHOR)
+    if int(found["port"]) >= 2**16:
+        raise JoinLinkError(f"{found['port']} is not a port from 1 to 65535, in {shown(address)}.", _ASK_AUTHOR)
+    for peer in filter(None, (found["peer"], found["relayed"])):
+        if not is_peer_id(peer):
+            raise JoinLinkError(
+                f"{shown(peer)} is not a peer id (was the link cut off or retyped?), in {shown(address)}.", _ASK_AUTHOR
+            )
 
 
 def is_peer_id(text: str) -> bool:
@@ -178,35 +162,10 @@ def is_peer_id(text: str) -> bool:
     return any(decoded.startswith(head) and len(decoded) == size for head, size in _PEER_ID_FORMS)
 
 
-def _is_ip(version: int, text: str) -> bool:
+def _is_host(kind: str, text: str) -> bool:
+    if kind.startswith("dns"):
+        return len(text) <= 253 and all(_HOST_LABEL.fullmatch(label) for label in text.split("."))
     try:
-        return ipaddress.ip_address(text).version == version and "%" not in text  # %: a zone of this machine
+        return ipaddress.ip_address(text).version == int(kind[-1]) and "%" not in text  # %: a zone of this machine
     except ValueError:
         return False
-
-
-def _is_host_name(text: str) -> bool:
-    return len(text) <= 253 and all(_HOST_LABEL.fullmatch(label) for label in text.split("."))
-
-
-_HOST_CHECKS: dict[str, Callable[[str], bool]] = {
-    "ip4": partial(_is_ip, 4),
-    "ip6": partial(_is_ip, 6),
-    "dns": _is_host_name,
-    "dns4": _is_host_name,
-    "dns6": _is_host_name,
-}
-
-# Checks of the parts between the slashes, in order; each check gets its part and the one before it.
-_FORM: tuple[Callable[[str, str], str | None], ...] = (
-    _host_kind_fault,
-    _host_fault,
-    _literally("tcp"),
-    _port_fault,
-    _literally("p2p"),
-    _peer_id_fault,
-    _literally("p2p-circuit"),
-    _literally("p2p"),
-    _peer_id_fault,
-)
-_RELAY_BEGINS = 6  # A direct address ends here; the rest is the circuit through a relay.

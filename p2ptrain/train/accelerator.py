@@ -125,32 +125,6 @@ def has_fast_bf16() -> bool:
     return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
 
 
-def has_fused_adamw(device: torch.device) -> bool:
-    """Return whether torch's fused AdamW runs on this device."""
-    weight, gradient, first, second = torch.ones(4, 16, device=device).unbind()
-    try:
-        torch._fused_adamw_(
-            [weight],
-            [gradient],
-            [first],
-            [second],
-            [],
-            [torch.ones((), device=device)],
-            amsgrad=False,
-            lr=0.1,
-            beta1=0.9,
-            beta2=0.99,
-            weight_decay=0.1,
-            eps=1e-8,
-            maximize=False,
-        )
-    except RuntimeError as error:  # includes NotImplementedError
-        if is_out_of_memory(error):
-            raise
-        return False
-    return True
-
-
 def has_tf32(device: torch.device) -> bool:
     """Return whether a card computes fp32 matrix products in TF32, which has the range of fp32 and 10 bits of fraction.
 

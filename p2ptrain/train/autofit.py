@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +18,6 @@ from p2ptrain.base.errors import DeviceError
 from p2ptrain.train import accelerator
 from p2ptrain.train.activations import pass_bytes
 from p2ptrain.train.model import FlatModel, recompute_activations, summed_loss
-from p2ptrain.train.optimizer import fastest_products, muon_parameters
 from p2ptrain.train.sequence_parts import trial_batch
 
 if TYPE_CHECKING:
@@ -36,10 +34,6 @@ computers would settle it."""
 ONE_SEQUENCE = 1.2
 """Times the estimate that one sequence may take on chips with the host's memory: counts on the CPU differ from it by up
 to 15 %, which a test checks."""
-
-FEW_TOKENS = 8192
-"""Tokens of a micro-batch below which a card also tries larger ones with recomputed activations. Guess: cards of 8 GB
-would settle it."""
 
 BF16_PARAMETERS = 1_000_000
 """Parameters from which a CPU with fast bf16 tries it. Measured on one core with AVX512-BF16: a pass of llama-15m takes
@@ -63,7 +57,7 @@ class Placement:
     autocast: torch.dtype | None  # None: fp32 throughout
     micro_batch: int  # sequences at once
     recomputes: bool = False  # whether layers compute their activations again in the backward pass
-    muon: torch.dtype | None = None  # type of Muon's products; None: ``optimizer.products_type``, without a trial
+    muon: torch.dtype | None = None  # type of Muon's products; None: ``optimizer.products_type``
 
     @property
     def computes_in(self) -> str:
@@ -84,12 +78,12 @@ def place(
     """Choose how to compute a model on its device by a few trial passes.
 
     On the CPU and on chips that share its memory, activations take at most ``cpu_bytes``, or one sequence. Activations
-    are recomputed if one sequence does not fit otherwise, or if a card holds few and is faster so.
+    are recomputed if one sequence does not fit otherwise.
 
     In 16 bits (bf16, or fp16 with loss scaling where bf16 is missing) a card computes faster but launches more kernels.
     Of two placements that fit, the faster one in a trial is used: on an H100, llama-135m is six times as fast in bf16
-    and llama-15m a third faster in fp32 (measured: docs/results/CARD.md). A CPU with fast bf16 tries both, too, and
-    both for Muon. Raises DeviceError if not even one sequence fits.
+    and llama-15m a third faster in fp32 (measured: docs/results/CARD.md). A CPU with fast bf16 tries both, too.
+    Raises DeviceError if not even one sequence fits.
     """
     device = model.theta.device
 
@@ -101,10 +95,7 @@ def place(
         if model.theta.numel() < BF16_PARAMETERS or not accelerator.has_fast_bf16():
             return exact
         # The same micro-batch: with copies of the weights in bf16, a pass takes less memory than in fp32 (measured).
-        found = fastest([replace(exact, autocast=torch.bfloat16), exact], trial)
-        hidden = muon_parameters(model.module, training)
-        shapes = [shape for name, shape in zip(model.layout.names, model.layout.shapes, strict=True) if name in hidden]
-        return replace(found, muon=fastest_products(max(shapes, key=prod))) if shapes else found
+        return fastest([replace(exact, autocast=torch.bfloat16), exact], trial)
     with accelerator.current(device):
         accelerator.empty_cache(device)
         half = accelerator.half_type(device)
@@ -123,8 +114,11 @@ def place(
 
             return search_micro_batch(training.sequences_per_step, budget, cost)
 
-        enough = min(training.sequences_per_step, FEW_TOKENS // length)
-        found = fastest(candidates(ways, micro_batch, enough), trial)
+        try:
+            fit = fitting(ways, lambda way: micro_batch(way, False))
+        except DeviceError:
+            fit = [replace(each, recomputes=True) for each in fitting(ways, lambda way: micro_batch(way, True))]
+        found = fastest(fit, trial)
         accelerator.empty_cache(device)
     return found
 
@@ -137,29 +131,6 @@ def _budget_bytes(model: FlatModel, most: int) -> int:
         return most
     budget = int(CARD_MEMORY_FRACTION * free) - 3 * model.theta.nbytes  # to come: two moments, a gradient
     return min(budget, most) if accelerator.shares_host_memory(device) else budget
-
-
-def candidates(
-    ways: Sequence[torch.dtype | None],
-    micro_batch: Callable[[torch.dtype | None, bool], int],  # of an autocast type, with recomputation or without
-    enough: int,  # sequences at once with which recomputation gains nothing
-) -> list[Placement]:
-    """Return the placements that fit; those that recompute only if they hold more sequences where there are few.
-
-    Raises DeviceError if there is none.
-    """
-
-    def recomputing() -> list[Placement]:
-        return [replace(each, recomputes=True) for each in fitting(ways, lambda way: micro_batch(way, True))]
-
-    try:
-        kept = fitting(ways, lambda way: micro_batch(way, False))
-    except DeviceError:
-        return recomputing()
-    if all(each.micro_batch >= enough for each in kept):
-        return kept
-    sizes = {each.autocast: each.micro_batch for each in kept}
-    return kept + [each for each in recomputing() if each.micro_batch > sizes.get(each.autocast, 0)]
 
 
 def fitting(ways: Iterable[torch.dtype | None], micro_batch: Callable[[torch.dtype | None], int]) -> list[Placement]:

@@ -1,4 +1,4 @@
-"""Forward and backward pass of one micro-batch by ``torch.compile``, and the choice between it and the eager pass.
+"""Forward and backward pass of one micro-batch by ``torch.compile``.
 
 Loss and gradients are one graph, which adds to the gradients in place: 4 to 6 % faster on a CPU than a compiled loss
 with torch's own backward pass, whose results autograd accumulates one by one.
@@ -14,35 +14,21 @@ import hashlib
 import json
 import os
 import platform
-import statistics
-import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from p2ptrain.ports import Clock
 from p2ptrain.train import accelerator
 from p2ptrain.train.model import summed_loss
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Decoder
     from p2ptrain.train.model import FlatModel
-
-PAIRS = 8
-"""Micro-batches computed each way, whose times decide. Guess: the spread of times."""
-GAIN = 1.03
-"""Least ratio of times for which the eager pass is left: more than ``PAIRS`` show by chance. Guess: the ratio's
-spread."""
-EAGER, COMPILED, GRAPHED = "", "compiled code", "compiled code in CUDA graphs"
-"""Names of the ways to compute."""
-TRY_LATER = os.EX_TEMPFAIL
-"""Status with which the compiler's process ends if memory or disk ran out; other failures would repeat."""
 
 
 class CompiledPassError(Exception):
@@ -125,7 +111,7 @@ class _SummedLoss(torch.nn.Module):
 
 
 class CompiledPass:
-    """A ``MicroBatchPass`` by ``torch.compile``, which the first call makes: in seconds if the cache has it.
+    """A pass that the first call compiles: in seconds if the cache has it.
 
     Args:
         gradient: [P], laid out as ``model.theta``; both must stay where they are.
@@ -173,95 +159,6 @@ def use(cache: Path) -> None:
     """Let torch's compiler in this process use a folder as its cache."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
     os.environ.pop("TRITON_CACHE_DIR", None)  # torch then chooses one in that folder
-
-
-def compile_choice(
-    eager_s: Sequence[float],
-    compiled_s: Sequence[float],  # the same number, at least one
-) -> float | None:
-    """Return by what factor compiled micro-batches are faster, in the median pair; None if it is below ``GAIN``."""
-    ratio = statistics.median(eager / compiled for eager, compiled in zip(eager_s, compiled_s, strict=True))
-    return ratio if ratio >= GAIN else None
-
-
-class MicroBatchPass(Protocol):
-    """A way to compute micro-batches of one shape beside the eager one."""
-
-    def takes(self, part: Tensor) -> bool: ...
-
-    def run(self, part: Tensor) -> Tensor: ...
-
-
-class PassChoice:
-    """Computes micro-batches by each candidate and by the eager pass in turn, then by the fastest.
-
-    All read the same weights and add to the same gradient, so every one of these micro-batches trains.
-
-    Args:
-        candidates: by name, in the order in which they are tried; all take the same shape.
-        decided: called once with the fastest candidate's name and ``compile_choice``'s result for it.
-        failed: called once if the last candidate fails, or the one in use, with the reason.
-    """
-
-    def __init__(
-        self,
-        candidates: Mapping[str, MicroBatchPass],
-        decided: Callable[[str, float | None], None],
-        failed: Callable[[str], None],
-        clock: Clock = time.perf_counter,
-    ) -> None:
-        self._candidates = dict(candidates)
-        """Those that may still be used: a CUDA graph holds the memory of its activations."""
-        self._decided = decided
-        self._failed = failed
-        self._clock = clock
-        self._times: dict[str, list[float]] = {name: [] for name in (*candidates, EAGER)}
-        self._is_decided = False
-
-    def run(self, part: Tensor, eager: Callable[[Tensor], Tensor]) -> Tensor:
-        """Compute a micro-batch; return its share of the loss.
-
-        Raises CompiledPassError if a candidate failed, which may leave a part of the gradient. It is not used again.
-        """
-        if not any(each.takes(part) for each in self._candidates.values()):
-            return eager(part)
-        if self._is_decided:
-            (name,) = self._candidates
-            return self._run(name, part)
-        name = min(self._times, key=lambda each: len(self._times[each]))
-        began = self._clock()
-        loss = eager(part) if name == EAGER else self._run(name, part)
-        self._add(name, self._clock() - began)
-        return loss
-
-    def give_up(self, why: str) -> None:
-        """Report a failure; no candidate is used again."""
-        if self._candidates:
-            self._candidates.clear()
-            self._failed(why)
-
-    def _add(self, name: str, seconds: float) -> None:
-        self._times[name].append(seconds)
-        if min(map(len, self._times.values())) > PAIRS:
-            self._decide()
-
-    def _decide(self) -> None:
-        eager_s, *times = (self._times[name][1:] for name in (EAGER, *self._candidates))  # the first one compiles
-        ratios = dict(zip(self._candidates, (compile_choice(eager_s, each) for each in times), strict=True))
-        name = max(ratios, key=lambda each: ratios[each] or 0.0)
-        self._is_decided = True
-        self._candidates = {name: self._candidates[name]} if ratios[name] is not None else {}
-        self._decided(name, ratios[name])
-
-    def _run(self, name: str, part: Tensor) -> Tensor:
-        try:
-            return self._candidates[name].run(part)
-        except CompiledPassError as error:
-            if len(self._candidates) == 1:
-                self.give_up(str(error))
-            else:
-                del self._candidates[name], self._times[name]
-            raise
 
 
 def _processor() -> str:

@@ -1,15 +1,14 @@
 """Compilation of the inner pass ahead of its use, while training goes on eagerly.
 
 A thread waits until training is under way, then starts a child at low priority, ``p2ptrain.train.pass_compiler``,
-which compiles the pass (``compiled_pass``), compares its gradients with the eager ones, and leaves torch's caches in a
-folder of their own. Then the task compiles the same pass from these caches, within seconds, and compares it with the
-eager one. Whatever fails is one note, and training stays eager.
+which compiles the pass (``compiled_pass``), compares its gradients and speed with the eager ones, and leaves torch's
+caches in a folder of their own. Then the task compiles the same pass from these caches, within seconds. Whatever fails
+is one note, and training stays eager.
 
 ::
 
     DIRECTORY/torch-2.13.0/<key>/         torch's caches for one ``PassShape``; all peers of this user share them
     DIRECTORY/torch-2.13.0/<key>.whole    the child has ended well
-    DIRECTORY/torch-2.13.0/<key>.failed   why it failed; nobody tries again while it exists
     DIRECTORY/torch-2.13.0/<key>.lock     held by the one process whose child compiles it
 """
 
@@ -17,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -35,9 +35,9 @@ from filelock import FileLock, Timeout
 
 from p2ptrain.base import files
 from p2ptrain.base.launcher import kill_tree, launched
-from p2ptrain.base.text import UserPath, one_line
+from p2ptrain.base.text import one_line
 from p2ptrain.train import accelerator
-from p2ptrain.train.compiled_pass import GAIN, TRY_LATER, CompiledPassError, use
+from p2ptrain.train.compiled_pass import CompiledPassError, use
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Decoder
@@ -48,9 +48,7 @@ CompileMode = Literal["auto", "on", "off"]
 FOLDER = "compiled"
 """Name of the caches' directory in the user's cache."""
 KEPT_S = 30 * 86_400.0
-"""Age since the last use at which something compiled, or a failure, is deleted. Guess: how long runs rest."""
-KEPT = 20
-"""Most passes kept for one version of torch; one takes 4 to 8 MB. Guess: how many runs and sizes an owner tries."""
+"""Age since the last use at which something compiled is deleted. Guess: how long runs rest."""
 WORTH_S, WARM_WORTH_S = 600.0, 60.0
 """Least seconds of training left for which ``auto`` compiles, and for which it uses what is compiled: on an idle core
 demo and llama-15m take 40 s, and 4 to 6 s from the cache (our measurement)."""
@@ -62,7 +60,7 @@ NICENESS: Mapping[CompileMode, int] = {"auto": 10, "on": 0}
 """Priority of the child below that of the trainer (nice(2)): a tenth of its share of a core that both want. With the
 lowest priority it would take hours beside a trainer on all cores. Guess: what owners notice."""
 MOST_CHARS = 200
-"""Longest reason of a note, without the path that may follow it."""
+"""Longest reason of a note."""
 TAIL_BYTES = 4096
 
 
@@ -72,7 +70,7 @@ def compiler_program(environment: Mapping[str, str]) -> str | None:
 
 
 def private_folder(directory: Path, name: str) -> Path:
-    """Return a folder that only this user can write to, and delete what was not used for long or is too much.
+    """Return a folder that only this user can write to, and delete what was not used for long.
 
     Raises OSError, or CompiledPassError if others can write to it: its code is run.
     """
@@ -85,13 +83,9 @@ def private_folder(directory: Path, name: str) -> Path:
             raise CompiledPassError(f"other users can write to {each}; delete it, or make it yours alone")
     os.utime(folder)
     with contextlib.suppress(OSError):  # another peer may delete the same at the same moment
-        used = {each: each.stat().st_mtime for each in (*directory.iterdir(), *folder.iterdir())}
-        caches = sorted((each for each in folder.iterdir() if each.is_dir()), key=used.__getitem__, reverse=True)
-        for each in {*caches[KEPT:], *(each for each, at in used.items() if at < oldest)}:
-            if each.is_dir():
+        for each in (*directory.iterdir(), *folder.iterdir()):
+            if each.stat().st_mtime < oldest and each.is_dir():
                 forget(each)
-            else:
-                each.unlink()
     return folder
 
 
@@ -106,13 +100,8 @@ def is_whole(cache: Path) -> bool:
     return _whole(cache).exists() and cache.is_dir()
 
 
-def failure_file(cache: Path) -> Path:
-    """Return the file that keeps others from trying again."""
-    return cache.with_suffix(".failed")
-
-
 def _whole(cache: Path) -> Path:
-    return cache.with_suffix(".whole")
+    return cache.with_name(f"{cache.name}.whole")
 
 
 class BackgroundCompiler:
@@ -142,7 +131,7 @@ class BackgroundCompiler:
         clock: Clock = time.monotonic,
     ) -> None:
         self.state = "not compiled yet"
-        """What the owner sees: not compiled yet, compiling, comparing, what is used, or off and why."""
+        """What the owner sees: not compiled yet, compiling, compiled code, or off and why."""
         self.is_final = False
         """Whether the state changes no more, unless a compiled pass fails later."""
         self._task = task
@@ -190,8 +179,9 @@ class BackgroundCompiler:
                 for each in (_whole(cache), cache):
                     os.utime(each)
                 use(cache)
-                self.state = "comparing"
-                self._task.offer(self._shape, self._decided, self._failed)
+                self._finish("compiled code")
+                self._task.offer(self._shape, self._failed)
+                self._notebook.note("compiled")
         except CompiledPassError as error:
             self._give_up(str(error))
         except OSError as error:
@@ -204,44 +194,33 @@ class BackgroundCompiler:
 
         Raises OSError, or CompiledPassError if the pass cannot be compiled.
         """
-        lock, is_worth_it = FileLock(cache.with_suffix(".lock")), is_whole(cache) or self._is_worth_it(WORTH_S)
-        while not is_whole(cache) and not self._ends.is_set():
+        lock = FileLock(cache.with_suffix(".lock"))
+        while self._is_worth_it(WARM_WORTH_S if is_whole(cache) else WORTH_S):
+            if is_whole(cache):
+                return True
             try:
                 with lock.acquire(timeout=0):
-                    if not is_worth_it and not is_whole(cache):
-                        return self._too_late()
                     if not is_whole(cache):
                         self._compile(cache)
-                is_worth_it = is_whole(cache) or self._is_worth_it(WORTH_S)  # after a pause
             except Timeout:
                 self.state = "compiling"
-                self._ends.wait(self._poll_s)
-        return not self._ends.is_set() and (self._is_worth_it(WARM_WORTH_S) or self._too_late())
+        return False
 
     def _is_worth_it(self, least_s: float) -> bool:
         """Wait until training is under way; return False if the peer ends first, or too little is left to train."""
         while not self._ends.wait(self._poll_s):
             if not self._is_training():
                 continue
-            if self._mode == "on":
+            left_s = math.inf if self._mode == "on" else self._remaining_s()
+            if left_s is not None and left_s < least_s:
+                self._finish("off (too little is left to train)")
+                return False
+            if left_s is not None:
                 return True
-            if (left_s := self._remaining_s()) is not None:
-                return left_s >= least_s
-        return False
-
-    def _too_late(self) -> bool:
-        if not self._ends.is_set():
-            self._finish("off (too little is left to train)")
         return False
 
     def _compile(self, cache: Path) -> None:
-        """Run the child, unless it failed before or cannot succeed; end it when training rests.
-
-        Raises OSError and CompiledPassError.
-        """
-        if failure_file(cache).exists():
-            why = failure_file(cache).read_text(encoding="utf-8", errors="replace")
-            raise CompiledPassError(remembered(why, cache))
+        """Run the child, unless it cannot succeed; end it when training rests. Raises OSError and CompiledPassError."""
         if compiler_program(os.environ) is None:
             raise CompiledPassError("there is no C++ compiler; install g++ (Debian) or gcc-c++ (Fedora)")
         device = self._task.theta.device
@@ -249,21 +228,14 @@ class BackgroundCompiler:
             raise CompiledPassError(why)
         self.state = "compiling"
         self._notebook.note("compiling")
-        began = self._clock()
         forget(cache)  # of a child that was ended: a half-written library would end the process that loads it
         found = self._run_child(cache)
         if found is None:
             self.state = "not compiled yet"
-            return
-        status, said = found
-        if status:
-            why = one_line(reason(status, said), MOST_CHARS)
-            if 0 < status != TRY_LATER:
-                files.replace(failure_file(cache), why.encode())
-                why = remembered(why, cache)
-            raise CompiledPassError(why)
-        files.replace(_whole(cache), b"")
-        self._notebook.note("compiled pass", seconds=self._clock() - began)
+        elif found[0]:
+            raise CompiledPassError(one_line(reason(*found), MOST_CHARS))
+        else:
+            files.replace(_whole(cache), b"")
 
     def _run_child(self, cache: Path) -> tuple[int, bytes] | None:
         """Return the child's status and last output; None if this process ends first, or training rests.
@@ -295,14 +267,6 @@ class BackgroundCompiler:
 
     # --- results ------------------------------------------------------------------------------------------------------
 
-    def _decided(self, way: str, ratio: float | None) -> None:
-        """Record the comparison's result; the trainer's thread calls it."""
-        if ratio is None:
-            self._give_up(f"it is not {100 * (GAIN - 1):.0f} % faster here")
-            return
-        self._notebook.note("compiled", way=way, ratio=ratio)
-        self._finish(way)
-
     def _failed(self, why: str) -> None:
         self._give_up(one_line(f"the compiled code failed: {why}", MOST_CHARS))
 
@@ -312,11 +276,6 @@ class BackgroundCompiler:
 
     def _finish(self, state: str) -> None:
         self.state, self.is_final = state, True
-
-
-def remembered(why: str, cache: Path) -> str:
-    """Return why a pass was not compiled, and how to try again."""
-    return f"{why}; to try again, delete {UserPath(failure_file(cache))}"
 
 
 def reason(status: int, said: bytes) -> str:

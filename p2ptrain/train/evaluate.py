@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from p2ptrain.ports import Clock, GoesOn, HeldOutLoss
 from p2ptrain.tokens.corpus import HELD_OUT_TOKENS, TokenSource, tokens_to_read
@@ -52,6 +54,8 @@ def validation_loss(
     patience_s: float = math.inf,  # approximate time limit; at least one batch is read
     clock: Clock = time.monotonic,
     goes_on: GoesOn = lambda read, wanted: True,
+    loss_of: Callable[[Tensor], float] | None = None,  # summed loss of a batch; None: the module's
+    agreed: Callable[..., Sequence[float]] = lambda *numbers: numbers,  # the same on all ranks that read together
 ) -> HeldOutLoss:
     """Return the mean cross entropy on held-out text.
 
@@ -73,11 +77,14 @@ def validation_loss(
                     skipped -= 1
                     continue
                 began = clock()
-                total += float(summed_loss(module, batch, autocast))
+                own = float(summed_loss(module, batch, autocast)) if loss_of is None else loss_of(batch)
                 tokens += batch.shape[0] * corpus.sequence_length
                 counted += predicted_count(batch)
-                skipped = batches_to_skip(left, clock() - began, ends_at - clock())
-                if not goes_on(tokens, wanted):
+                stops = float(not goes_on(tokens, wanted))
+                loss, batch_s, spare_s, stops = agreed(own, clock() - began, ends_at - clock(), stops)
+                total += loss
+                skipped = batches_to_skip(left, batch_s, spare_s)
+                if stops:
                     break
     finally:
         module.train(was_training)

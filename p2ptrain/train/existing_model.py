@@ -28,8 +28,8 @@ from p2ptrain.data.sources import file_digest, unchanged
 from p2ptrain.data.weight_files import published_files
 from p2ptrain.manifest import Decoder
 from p2ptrain.manifest.initial_weights import MAX_WEIGHT_FILES, FileWeights, HubWeights
-from p2ptrain.manifest.model_config import model_section
 from p2ptrain.train.initial_weights import check_weights
+from p2ptrain.train.published_config import model_section
 
 TOKENIZER = "tokenizer.json"
 MAX_CONFIG_BYTES = 1 << 20

@@ -2,7 +2,7 @@
 
 ``PublishedWeights.check`` reads headers alone and compares names and shapes with those of the run's module; only then
 is a tensor read, by ``init`` already. Peers copy the same bits: every type that is accepted converts to fp32 exactly.
-No library parses the files, and nothing in them is executed.
+safetensors parses the files, and nothing in them is executed.
 
 Dimension letters: P parameters.
 """
@@ -11,22 +11,21 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from p2ptrain.base import files
 from p2ptrain.base.errors import OtherModelError, WeightsError
 from p2ptrain.base.text import one_line
 from p2ptrain.data.hub_weights import OTHER_MODEL
-from p2ptrain.data.safetensors_header import ELEMENT_BYTES, TensorPlace, read_header
 from p2ptrain.data.sources import unchanged
 from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.train.model import FILE_NAMES, shape_module
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from p2ptrain.train.model import FlatModel
     from p2ptrain.train.stages import StageModel
 
-TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+TYPES = ("F32", "F16", "BF16")
 """Types of weights that convert to fp32 exactly."""
 
 PIECE_ELEMENTS = 1 << 22
@@ -82,35 +81,26 @@ class ModelOutline:
         return next(known, None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """Tensor in one of the files."""
-
-    file: int
-    place: TensorPlace
-
-
 class PublishedWeights:
-    """Open safetensors files that together hold the weights of one model. ``check`` makes one.
+    """Tensors of files that fit a model.
 
     Args:
-        tensors: every parameter, and of aliases those that a file has beside the parameter.
+        places: the file and its name there of each tensor, by the model's name.
     """
 
-    def __init__(self, paths: Sequence[Path], opened: Sequence[BufferedReader], tensors: Mapping[str, _Stored]) -> None:
-        self._paths = paths
-        self._files = opened
-        self._tensors = tensors
+    def __init__(self, opened: Mapping[Path, Any], places: Mapping[str, tuple[Path, str]]) -> None:
+        self._opened = opened
+        self._places = places
         self._beside: dict[str, list[str]] = {}
         """Aliases in the files, by the parameter's name."""
 
     @classmethod
-    def check(cls, outline: ModelOutline, paths: Sequence[Path], opened: Sequence[BufferedReader]) -> PublishedWeights:
-        """Compare the headers of all files with the model. Raises WeightsError and OSError."""
-        found: dict[str, _Stored] = {}
+    def check(cls, outline: ModelOutline, opened: Mapping[Path, Any]) -> PublishedWeights:
+        """Compare the headers of all files, opened by ``_opened``, with the model. Raises WeightsError."""
+        found: dict[str, tuple[Path, str]] = {}
         strange: list[str] = []
-        for number, (path, file) in enumerate(zip(paths, opened, strict=True)):
-            for name, place in read_header(file, os.fstat(file.fileno()).st_size, path).items():
+        for path, file in opened.items():
+            for name in file.keys():  # noqa: SIM118 (not a mapping)
                 own = outline.own_name(name)
                 if own is None:
                     strange += [] if BUFFERS.search(f".{name}") else [name]
@@ -120,15 +110,15 @@ class PublishedWeights:
                         f"The weights in {path} have {_named([name])} twice.",
                         "Name the files of one model alone. If the run is not yours, ask its author.",
                     )
-                _check_place(name, place, outline.shapes[outline.aliases.get(own, own)], path)
-                found[own] = _Stored(number, place)
-        weights = cls(paths, opened, found)
+                _check_tensor(name, file.get_slice(name), outline.shapes[outline.aliases.get(own, own)], path)
+                found[own] = path, name
+        weights = cls(opened, found)
         for alias, first in outline.aliases.items():
             if alias in found and first not in found:
                 found[first] = found.pop(alias)
             elif alias in found:
                 weights._beside.setdefault(first, []).append(alias)
-        where = paths[0] if len(paths) == 1 else paths[0].parent
+        where = _where(list(opened))
         if missing := [name for name in outline.shapes if name not in found]:
             raise OtherModelError(f"The weights in {where} lack {_named(missing)} of the described model.", OTHER_MODEL)
         if strange:
@@ -143,45 +133,39 @@ class PublishedWeights:
         target: Tensor | None = None,  # fp32, of the parameter's shape, on any device; None: only check it
     ) -> None:
         """Copy a parameter, piece by piece. Raises OSError, WeightsError if it is not finite or a tied one differs."""
-        flat, begin = None if target is None else target.detach().view(-1), 0
+        begin, path = 0, self._places[name][0]
         readers = [self._pieces(each) for each in (name, *self._beside.get(name, ()))]
         for piece, *others in zip(*readers, strict=True):
             if not bool(torch.isfinite(piece).all()):
                 raise WeightsError(
-                    f"{self._path(name)} holds numbers in {_named([name])} that are not finite.",
+                    f"{path} holds numbers in {_named([name])} that are not finite.",
                     "Get the file again, or begin from another model: training cannot go on from such weights.",
                 )
             if not all(torch.equal(piece, other) for other in others):
                 raise WeightsError(
-                    f"In {self._path(name)} the tied weights {_named([name, *self._beside[name]])} differ.",
+                    f"In {path} the tied weights {_named([name, *self._beside[name]])} differ.",
                     "Set tie_word_embeddings to false in the model's config.json, and begin another run from it. If "
                     "the run is not yours, ask its author.",
                 )
-            if flat is not None:
-                flat[begin : begin + len(piece)].copy_(piece)
+            if target is not None:
+                target.detach()[begin : begin + len(piece)].copy_(piece)
             begin += len(piece)
 
-    def _path(self, name: str) -> Path:
-        return self._paths[self._tensors[name].file]
-
     def _pieces(self, name: str) -> Iterator[Tensor]:
-        """Yield a stored tensor in pieces, fp32 [k] on the host."""
-        stored = self._tensors[name]
-        file, place = self._files[stored.file], stored.place
-        width, kind = ELEMENT_BYTES[place.dtype], TYPES[place.dtype]
-        for begin in range(0, place.elements, PIECE_ELEMENTS):
-            data = bytearray(width * min(PIECE_ELEMENTS, place.elements - begin))
-            file.seek(place.begin + width * begin)
-            if file.readinto(data) != len(data):
-                raise _changed(self._path(name))
-            yield torch.frombuffer(data, dtype=kind).float()
+        """Yield a stored tensor in runs of its rows, fp32 on the host."""
+        path, stored = self._places[name]
+        tensor = self._opened[path].get_slice(stored)
+        rows, *rest = tensor.get_shape()
+        count = max(1, PIECE_ELEMENTS // math.prod(rest))
+        for begin in range(0, rows, count):
+            yield tensor[begin : begin + count].float()
 
 
 def check_weights(description: Decoder, paths: Sequence[Path]) -> None:
     """Raise WeightsError unless the files hold exactly the weights of the model, all of them finite."""
     outline = ModelOutline.of(description)
     with _opened(paths) as opened:
-        weights = PublishedWeights.check(outline, paths, opened)
+        weights = PublishedWeights.check(outline, opened)
         for name in outline.shapes:
             weights.read(name)
 
@@ -196,11 +180,10 @@ def load_weights(
     with contextlib.ExitStack() as stack:
         for path in paths:
             stack.enter_context(unchanged(path))
-        opened = stack.enter_context(_opened(paths))
-        weights = PublishedWeights.check(ModelOutline.of(description), paths, opened)
-        for path, file, digest in zip(paths, opened, digests or (), strict=bool(digests)):
-            file.seek(0)
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+        weights = PublishedWeights.check(ModelOutline.of(description), stack.enter_context(_opened(paths)))
+        for path, digest in zip(paths, digests or (), strict=bool(digests)):
+            with path.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
             if found != digest:
                 raise WeightsError(
                     f"{path} is not the file that the run names: its sha256 is {found}, not {digest}.",
@@ -223,27 +206,43 @@ def stage_targets(model: StageModel) -> Iterator[tuple[str, Tensor]]:
 
 
 @contextlib.contextmanager
-def _opened(paths: Sequence[Path]) -> Iterator[list[BufferedReader]]:
-    """Open files, and convert the system's errors in the context to WeightsError."""
+def _opened(paths: Sequence[Path]) -> Iterator[dict[Path, Any]]:
+    """Open files by safetensors, and convert its errors and the system's in the context to WeightsError."""
+    path = _where(paths)
     try:
         with contextlib.ExitStack() as stack:
-            yield [stack.enter_context(path.open("rb")) for path in paths]
+            opened = {}
+            for path in paths:
+                with path.open("rb"):  # a folder, or no right to read it, which safetensors does not say
+                    opened[path] = stack.enter_context(safe_open(path, framework="pt"))
+            path = _where(paths)
+            yield opened
     except OSError as error:
-        where = error.filename or (paths[0] if len(paths) == 1 else paths[0].parent)
         raise WeightsError(
-            f"The weights in {where} cannot be read: {files.cause(error)}.", files.remedy(error, "")
+            f"The weights in {error.filename or path} cannot be read: {files.cause(error)}.", files.remedy(error, "")
+        ) from error
+    except SafetensorError as error:
+        raise WeightsError(
+            f"{path} is not a whole safetensors file ({one_line(str(error), 80)}).",
+            "Get the whole file from where it was published. A pickle is never loaded: let transformers' "
+            "save_pretrained write the weights as safetensors.",
         ) from error
 
 
-def _check_place(name: str, place: TensorPlace, wanted: tuple[int, ...], path: Path) -> None:
-    if place.shape != wanted:
+def _where(paths: Sequence[Path]) -> Path:
+    return paths[0] if len(paths) == 1 else paths[0].parent
+
+
+def _check_tensor(name: str, tensor: Any, wanted: tuple[int, ...], path: Path) -> None:
+    if tuple(tensor.get_shape()) != wanted:
         raise OtherModelError(
-            f"In {path} {_named([name])} has the shape {list(place.shape)}, but {list(wanted)} in the described model.",
+            f"In {path} {_named([name])} has the shape {tensor.get_shape()}, but {list(wanted)} in the described "
+            "model.",
             OTHER_MODEL,
         )
-    if place.dtype not in TYPES:
+    if tensor.get_dtype() not in TYPES:
         raise WeightsError(
-            f"In {path} {_named([name])} is {place.dtype}, and only {', '.join(TYPES)} are loaded.",
+            f"In {path} {_named([name])} is {tensor.get_dtype()}, and only {', '.join(TYPES)} are loaded.",
             "Use the model's unquantized weights.",
         )
 
@@ -253,7 +252,3 @@ def _named(names: Sequence[str]) -> str:
     more = len(names) - MOST_NAMED
     shown = ", ".join(one_line(name, 80) for name in names[:MOST_NAMED])
     return shown if more <= 0 else f"{shown} and {more:,} more"
-
-
-def _changed(path: Path) -> WeightsError:
-    return WeightsError(f"{path} changed while it was read.", "Start again when no program writes it any more.")

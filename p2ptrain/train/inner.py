@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -31,16 +30,7 @@ from p2ptrain.tokens.corpus import TokenSource
 from p2ptrain.train import accelerator
 from p2ptrain.train.autofit import CARD_MEMORY_FRACTION, Placement
 from p2ptrain.train.batches import Batches, CorpusReader
-from p2ptrain.train.compiled_pass import (
-    COMPILED,
-    GRAPHED,
-    CompiledPass,
-    CompiledPassError,
-    MicroBatchPass,
-    PassChoice,
-    PassShape,
-)
-from p2ptrain.train.device_copies import Arrival, copies_of
+from p2ptrain.train.compiled_pass import CompiledPass, CompiledPassError, PassShape
 from p2ptrain.train.evaluate import HeldOutText, validation_loss
 from p2ptrain.train.loss_scale import LossScale
 from p2ptrain.train.model import FlatModel, recompute_activations, summed_loss
@@ -66,21 +56,11 @@ _SCALES = "the scale of the loss, which a compiled pass cannot change, is dynami
 
 
 @dataclass(frozen=True, slots=True)
-class ArrivingStepResult:
-    """Result of an inner step whose numbers may still be on their way from a card: reading one waits for it."""
+class InnerStep:
+    """``ports.StepResult`` of a model on this machine."""
 
-    numbers: Arrival  # [2]: loss in nats a token before the step, norm of the gradient
+    loss: float  # in nats a token, before the step
     tokens: int
-    learning_rate: float
-
-    @property
-    def loss(self) -> float:
-        return float(self.numbers.wait()[0][0])
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether the gradient was finite, so that the step moved weights."""
-        return math.isfinite(float(self.numbers.wait()[0][1]))
 
 
 class LanguageModelTask:
@@ -111,17 +91,15 @@ class LanguageModelTask:
         """Inner steps ever made: this peer's position in the corpus, never reset."""
         self.learning_rate = 0.0
         """Learning rate of the last inner step that moved weights; 0 before."""
-        self.passes: PassChoice | None = None
-        """Compiled pass beside the eager one; see ``offer``."""
+        self.compiled: CompiledPass | None = None
+        """What computes micro-batches of its shape instead of the eager pass; see ``offer``."""
+        self._on_compiled_failure: Callable[[str], None] = lambda why: None
         self.moving: Callable[[], AbstractContextManager[None]] = nullcontext
         """Entered while the optimizer moves weights and moments."""
         self._corpus = corpus
         self._batches = Batches(corpus, reader, training.sequences_per_step, model.theta.device)
-        self._copies = copies_of(model.theta.device)
         self._predicted = training.tokens_per_step
         """Tokens that the current step predicts, over which its loss is a mean; all, unless dialogues are packed."""
-        self._unread: ArrivingStepResult | None = None
-        """Result of the last inner step, until it is counted."""
         self._training = training
         self._run_tokens = run_tokens
         self.loss_scale = LossScale(placement.autocast is torch.float16)
@@ -168,33 +146,31 @@ class LanguageModelTask:
         """Fraction of the training set that this peer has read, 0 to 1."""
         return min(1.0, self.step * self._training.sequences_per_step / self._corpus.train_sequences)
 
-    def inner_step(self, progress: float) -> ArrivingStepResult:
+    def inner_step(self, progress: float) -> InnerStep:
         """Make one step. Raises DeviceError if the model does not fit the device with one sequence at a time.
 
         A gradient that is not finite moves nothing (it would stay in the moments): the step is skipped. Its tokens
         count as trained all the same, so that the schedule and the run's end do not wait for them.
 
-        On a CUDA card it waits for the step before instead of its own result, so that the card always has work. In fp16
-        it waits for its own, which determines the scale of the next one.
+        A card still moves the weights when this returns, so that it has work while the host prepares the next step.
         """
         training = self._training
         batch = self._batches.at(self.step)
         self._predicted = max(1, batch.predicted)
         mean = self._backward(batch.sequences)
         norm = self._clip()
+        loss, length = torch.stack([mean, norm.to(mean)]).tolist()
         rate = learning_rate(progress + training.tokens_per_step, training, self._run_tokens)
         rate *= self._rewarm_factor()
-        numbers = self._copies.result(torch.stack([mean, norm.to(mean)]))
-        with self.moving():
-            self._optimizer.step(rate, ~norm.isfinite())
+        is_finite = math.isfinite(length)
+        if is_finite:
+            with self.moving():
+                self._optimizer.step(rate)
         self._rewarmed = min(self._rewarmed + 1, self._rewarm_steps)
         self.step += 1
         self._batches.prepare(self.step)
-        self._conclude()  # the step before
-        result = self._unread = ArrivingStepResult(numbers, training.tokens_per_step, rate)
-        if not self._copies.are_late or self.loss_scale.is_dynamic:
-            self._conclude()
-        return result
+        self._count(is_finite, rate)
+        return InnerStep(loss, training.tokens_per_step)
 
     def _clip(self) -> Tensor:
         """Shorten the gradient to the run's limit; return its norm before, on the device.
@@ -209,14 +185,10 @@ class LanguageModelTask:
         self._gradient.mul_((limit / (norm + CLIP_EPSILON)).clamp(max=1.0))
         return norm
 
-    def _conclude(self) -> None:
-        """Count the step whose result has not been read, if there is one: wait for it."""
-        if self._unread is None:
-            return
-        result, self._unread = self._unread, None
-        self.loss_scale.update(result.is_finite)
-        if result.is_finite:
-            self.learning_rate = result.learning_rate
+    def _count(self, is_finite: bool, rate: float) -> None:
+        self.loss_scale.update(is_finite)
+        if is_finite:
+            self.learning_rate = rate
         elif self.loss_scale.skipped_in_a_row % SKIPS_TOLD == 0:
             logger.warning(
                 "%d inner steps in a row taught nothing: their gradients are not finite. If this goes on, the run's"
@@ -249,28 +221,22 @@ class LanguageModelTask:
         sizes = self.micro_batch, training.sequence_length, training.tokens_per_step
         return PassShape.of(description, *sizes, self.computes_in, device)
 
-    def offer(
-        self,
-        shape: PassShape,
-        decided: Callable[[str, float | None], None],
-        failed: Callable[[str], None],
-    ) -> None:
-        """Compare compiled passes with the eager one from the next inner step on, then use the fastest; any thread.
+    def offer(self, shape: PassShape, failed: Callable[[str], None]) -> None:
+        """Compute micro-batches by a compiled pass from the next inner step on; any thread.
 
-        Raises CompiledPassError if memory became short. ``PassChoice`` explains the callbacks.
+        ``failed``: called once, with the reason, if it fails later; training then goes on eagerly. Raises
+        CompiledPassError if memory became short.
         """
         if self._recomputes:
             raise CompiledPassError(_KEEPS)
-        device = self.theta.device
-        candidates: dict[str, MicroBatchPass] = {COMPILED: CompiledPass(self.model, self._gradient, shape)}
-        if device.type == "cuda" and self._has_room_for_graph():
-            candidates[GRAPHED] = CompiledPass(self.model, self._gradient, shape, in_graphs=True)
+        in_graphs = self.theta.device.type == "cuda" and self._has_room_for_graph()
+        self._on_compiled_failure = failed
+        self.compiled = CompiledPass(self.model, self._gradient, shape, in_graphs)
 
-        def clock() -> float:
-            accelerator.synchronize(device)
-            return time.perf_counter()
-
-        self.passes = PassChoice(candidates, decided, failed, clock)
+    def _give_up_compiled(self, why: str) -> None:
+        if self.compiled is not None:
+            self.compiled = None
+            self._on_compiled_failure(why)
 
     def _has_room_for_graph(self) -> bool:
         """Return whether a card can hold the activations of a pass twice: a graph's memory is its own."""
@@ -287,7 +253,6 @@ class LanguageModelTask:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return moments [P] and counters, views of live memory as torch's own: copy them before the next step."""
-        self._conclude()
         return {
             "first_moment": self._moments[0],
             "second_moment": self._moments[1],
@@ -310,7 +275,6 @@ class LanguageModelTask:
                 f"moments {list(first.shape)} and {list(second.shape)} with {list(counters.shape)} counters,"
                 f" where {list(self.theta.shape)} and [4] belong"
             )
-        self._conclude()
         if (scale := state.get("loss_scale")) is not None:
             self.loss_scale.load(scale)
         self._moments[0].copy_(first)
@@ -328,7 +292,8 @@ class LanguageModelTask:
         while True:
             try:
                 return self._accumulate(batch)
-            except CompiledPassError:  # noted; the same step again, eagerly
+            except CompiledPassError as error:  # the same step again, eagerly
+                self._give_up_compiled(str(error))
                 continue
             except (RuntimeError, MemoryError) as error:
                 if not accelerator.is_out_of_memory(error):
@@ -343,9 +308,7 @@ class LanguageModelTask:
             # Outside the handler, because its traceback keeps the failed attempt's tensors alive.
             self._recomputes |= self.micro_batch == 1
             recompute_activations(self.model.module, self._recomputes)
-            if self.passes is not None:  # it takes larger micro-batches, or keeps activations, and holds memory
-                self.passes.give_up("memory is short")
-                self.passes = None
+            self._give_up_compiled("memory is short")  # it takes larger micro-batches, or keeps activations
             self.micro_batch = max(1, self.micro_batch // 2)
             accelerator.empty_cache(self.theta.device)
             again = ", activations recomputed" if self._recomputes else ""
@@ -357,10 +320,10 @@ class LanguageModelTask:
     ) -> Tensor:
         total = torch.zeros((), device=self.theta.device)
         factor = self.loss_scale.factor
-        passes = None if self._recomputes else self.passes  # one may have been offered when memory ran short
+        compiled = None if self._recomputes else self.compiled  # one may have been offered when memory ran short
         self._gradient.zero_()
         for part in torch.split(batch, self.micro_batch):
-            total += self._eager_pass(part) if passes is None else passes.run(part, self._eager_pass)
+            total += self._eager_pass(part) if compiled is None or not compiled.takes(part) else compiled.run(part)
         if self.loss_scale.is_dynamic:
             self._gradient.div_(factor)
         return total

@@ -12,8 +12,8 @@ Dimension letters: P parameters, B sequences, T tokens a sequence, D width, V vo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -68,40 +68,14 @@ def in_memory(
     return FlatModel(model.module, theta, model.layout)
 
 
-@contextmanager
-def _as_if_not_installed(*packages: str) -> Iterator[None]:
-    """Import from transformers as if these optional packages were not installed, so that it does not load them.
-
-    Args:
-        packages: names as in its ``is_<name>_available``.
-    """
-    from transformers import utils
-    from transformers.utils import import_utils
-
-    names = [f"is_{package}_available" for package in packages]
-    before = [(module, name, getattr(module, name)) for module in (utils, import_utils) for name in names]
-    for module, name, _ in before:
-        setattr(module, name, lambda: False)
-    try:
-        yield
-    finally:
-        for module, name, function in before:
-            setattr(module, name, function)
-
-
-def build_module(
-    description: Decoder, seed: int, memory: AbstractContextManager[object] | None = None
-) -> PreTrainedModel:
+def build_module(description: Decoder, seed: int) -> PreTrainedModel:
     """Build the run's model with its initial weights: fp32, on the CPU. Leaves the global random state unchanged.
-
-    Args:
-        memory: context in which the parameters are allocated (``partial_build.SharedMemory``).
 
     Raises ManifestError if transformers builds a model of another size than ``parameter_count`` says.
     """
     architecture, config = _class_and_config(description)
     use_fused_attention()
-    with torch.random.fork_rng(devices=[]), memory or nullcontext():
+    with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         module: PreTrainedModel = architecture(config)
     count = module.num_parameters()
@@ -114,13 +88,10 @@ def build_module(
     return module
 
 
-def shape_module(description: Decoder, memory: AbstractContextManager[object] | None = None) -> PreTrainedModel:
-    """Build the run's model without memory for its weights, on torch's device ``meta``, for names and shapes.
-
-    ``memory``: as for ``build_module``.
-    """
+def shape_module(description: Decoder) -> PreTrainedModel:
+    """Build the run's model without memory for its weights, on torch's device ``meta``, for names and shapes."""
     architecture, config = _class_and_config(description)
-    with torch.device("meta"), memory or nullcontext():
+    with torch.device("meta"):
         module: PreTrainedModel = architecture(config)
     return module
 
@@ -129,8 +100,7 @@ def _class_and_config(description: Decoder) -> tuple[Any, Any]:
     with large_imports():
         import transformers
 
-        with _as_if_not_installed("scipy", "torch_distributed"):  # half a second; other models use them
-            architecture = getattr(transformers, description.architecture)  # transformers imports lazily
+        architecture = getattr(transformers, description.architecture)  # transformers imports lazily
     config = architecture.config_class(
         **description.config_arguments(),
         use_cache=False,

@@ -18,16 +18,13 @@ Matrices and embeddings decay, norms and biases do not (GPT-3's practice, arXiv 
 in the first moment, like AdamW's; its slice of the second moment stays zero. The state of a peer therefore has one
 layout for both optimizers.
 
-torch's fused AdamW runs over the few stretches of the flat vector with and without weight decay, not over parameters;
-its plain AdamW does where a device lacks the fused one.
+torch's fused AdamW runs over the few stretches of the flat vector with and without weight decay, not over parameters.
 
 Legend: P parameters (padded), n matrices, R and S rows and columns of a matrix, R <= S.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from math import prod, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -36,7 +33,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from p2ptrain.outer.flat import FlatLayout
-from p2ptrain.train.accelerator import half_type, has_fused_adamw
+from p2ptrain.train.accelerator import half_type
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -60,11 +57,6 @@ all of the others (two steps of one run). The losses that chose .003 over .001 a
 TOGETHER = 1 << 26
 """Most elements of the matrices that are orthogonalized together; their copies take ten bytes an element. Guess: time
 and memory on cards with other values would settle it."""
-
-TRIALS, TRIAL_SHAPE = 3, (384, 1152)
-"""Rounds of the trial of a CPU's types, and the largest matrix that it computes: the one of llama-15m."""
-CLEARLY = 0.8
-"""Share of fp32's time below which a CPU computes Muon in 16 bits. Guess: the spread of such trials."""
 
 FACTORIZED_ROWS = 48
 """Most rows of a matrix that LAPACK factorizes. Measured with 64, 96, 384 and 576 rows: 24 to 64 are about equal."""
@@ -108,7 +100,7 @@ class FlatOptimizer:
         training: the manifest's section.
         hidden: the parameters that Muon updates; none with AdamW.
         theta, gradient, first, second: [P] each.
-        products: type of the products of Muon; None: that of the kind of device, which needs no trial.
+        products: type of the products of Muon; None: that of the kind of device.
     """
 
     def __init__(
@@ -125,8 +117,6 @@ class FlatOptimizer:
         self._training = training
         self.products = products or products_type(theta.device)
         """Type of the products of Muon."""
-        self._is_fused = has_fused_adamw(theta.device)
-        self._skips_on_device = self._is_fused and theta.device.type == "cuda"
         runs = _runs(layout, hidden)
         self._counters = torch.zeros(len(runs["decays"]) + len(runs["plain"]), device=theta.device)
         counters = list(self._counters)
@@ -158,25 +148,13 @@ class FlatOptimizer:
     def steps(self, steps: int) -> None:
         self._counters.fill_(steps)
 
-    def step(
-        self,
-        rate: float,
-        skips: Tensor | None = None,  # bool, on the device: whether the gradient is not finite; None: it is finite
-    ) -> None:
-        """Update theta by the clipped gradient, or skip the step. Overwrites the gradient.
+    def step(self, rate: float) -> None:
+        """Update theta by the clipped gradient, which is finite. Overwrites the gradient."""
+        self._step_adamw(rate)
+        self._step_muon(rate)
 
-        A CUDA card decides itself, so that the host need not wait for it.
-        """
-        if skips is not None and not self._skips_on_device:
-            if bool(skips):
-                return
-            skips = None
-        self._step_adamw(rate, skips)
-        self._step_muon(rate, skips)
-
-    def _step_adamw(self, rate: float, skips: Tensor | None) -> None:
+    def _step_adamw(self, rate: float) -> None:
         training = self._training
-        found_inf = None if skips is None else skips.float()
         for some in self._adamw:
             adamw(
                 some.theta,
@@ -185,8 +163,7 @@ class FlatOptimizer:
                 some.second,
                 [],
                 some.steps,
-                fused=self._is_fused,
-                found_inf=found_inf,
+                fused=True,
                 amsgrad=False,
                 maximize=False,
                 beta1=training.beta1,
@@ -196,20 +173,12 @@ class FlatOptimizer:
                 eps=training.epsilon,
             )
 
-    def _step_muon(self, rate: float, skips: Tensor | None) -> None:
+    def _step_muon(self, rate: float) -> None:
         training = self._training
-        learns: float | Tensor = 1 - training.muon_momentum
-        keeps: float | Tensor = 1 - rate * training.weight_decay
-        if skips is not None:
-            learns, keeps = torch.where(skips, 0.0, learns), torch.where(skips, 1.0, keeps)
         for theta, update, momentum in self._muon:
-            if skips is not None:
-                update.masked_fill_(skips, 0.0)  # NaN times 0 is NaN
-            momentum.lerp_(update, learns)
+            momentum.lerp_(update, 1 - training.muon_momentum)
             update.lerp_(momentum, training.muon_momentum)
-            if skips is not None:
-                update.masked_fill_(skips, 0.0)
-            theta.mul_(keeps)
+            theta.mul_(1 - rate * training.weight_decay)
         for group in self._matrices:
             if self.products is torch.float32:
                 factors = rational(torch.stack([update @ update.mT for _, update in group]))
@@ -224,29 +193,6 @@ class FlatOptimizer:
 def products_type(device: torch.device) -> torch.dtype:
     """Return the type in which a kind of device multiplies Muon's matrices: fp32 on a CPU, 16 bits on a card."""
     return torch.float32 if device.type == "cpu" else half_type(device)
-
-
-def fastest_products(
-    shape: Sequence[int],  # of a matrix that Muon moves
-) -> torch.dtype:
-    """Return the type in which this CPU orthogonalizes such matrices fastest, by a trial of some milliseconds.
-
-    It is fp32 unless 16 bits are clearly faster.
-    """
-    low, high = sorted(min(size, most) for size, most in zip(sorted(shape), TRIAL_SHAPE, strict=True))
-    matrix = torch.randn(1, low, high)
-
-    def seconds(products: torch.dtype) -> float:
-        began = time.perf_counter()
-        if products is torch.float32:
-            torch.bmm(rational(torch.bmm(matrix, matrix.mT)), matrix)
-        else:
-            orthogonalized(matrix, products)
-        return time.perf_counter() - began
-
-    rounds = [(seconds(torch.float32), seconds(torch.bfloat16)) for _ in range(1 + TRIALS)][1:]  # the first fill caches
-    exact_s, half_s = map(min, zip(*rounds, strict=True))
-    return torch.bfloat16 if half_s < CLEARLY * exact_s else torch.float32
 
 
 def rational(

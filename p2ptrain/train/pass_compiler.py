@@ -3,30 +3,29 @@
     python -m p2ptrain.train.pass_compiler CACHE NICENESS    (a ``PassShape`` as one line of JSON on standard input)
 
 The pass is tried on random tokens beside the eager one, so a faulty one ends this process and not the trainer. The
-process is the first to be killed when memory is short. If memory or disk run out it ends with ``TRY_LATER``; other
-failures would repeat.
+process is the first to be killed when memory is short.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import signal
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from p2ptrain.base.errors import DeviceError
 from p2ptrain.base.launcher import lower_priority
 from p2ptrain.base.text import one_line
 from p2ptrain.train import accelerator
 from p2ptrain.train.autofit import CARD_MEMORY_FRACTION
-from p2ptrain.train.compiled_pass import TRY_LATER, CompiledPass, CompiledPassError, PassShape, use
+from p2ptrain.train.compiled_pass import CompiledPass, CompiledPassError, PassShape, use
 from p2ptrain.train.model import FlatModel, flat_model, summed_loss
 
 TOLERANCES = {"fp32": 1e-4, "bfloat16": 0.05}
@@ -34,27 +33,45 @@ TOLERANCES = {"fp32": 1e-4, "bfloat16": 0.05}
 and, in products rounded to 8 bits, by about 1e-2."""
 TF32_TOLERANCE = 0.05 / 8
 """That of fp32 on cards which round products to TF32's 11 bits."""
+TRIALS = 3
+"""Passes of each kind, alternating, whose shortest are compared."""
 MOST_CHARS = 300
 
 
-def difference(model: FlatModel, shape: PassShape) -> float:
-    """Compile a pass; return the larger relative difference, of loss and of gradient, from the eager one.
+def compared(model: FlatModel, shape: PassShape) -> tuple[float, float]:
+    """Compile a pass; return how it differs from the eager one, and how many times as fast it is.
 
-    The eager pass computes one sequence at a time: beside a peer that trains, a card has little memory left.
+    The first is the larger relative difference, of loss and of gradient. The eager pass computes one sequence at a
+    time: beside a peer that trains, a card has little memory left.
     """
     size = shape.micro_batch, shape.sequence_length + 1
     batch = torch.randint(model.module.config.vocab_size, size, generator=torch.Generator().manual_seed(1))
     batch = batch.to(model.theta.device)
     gradient = torch.zeros_like(model.theta)
-    theirs, ours = CompiledPass(model, gradient, shape).run(batch).item(), 0.0
+    compiled = CompiledPass(model, gradient, shape)
+    theirs = compiled.run(batch).item()
     for parameter, part in zip(model.module.parameters(), model.layout.views(gradient.neg_()).values(), strict=True):
         parameter.grad = part
     norm = gradient.norm().item()
-    for sequence in batch.split(1):
-        loss = summed_loss(model.module, sequence, shape.autocast) / shape.tokens_per_step
-        torch.autograd.backward(loss)  # adds to the negative of the compiled one's
-        ours += loss.item()
-    return max(abs(theirs / ours - 1), gradient.norm().item() / norm)
+
+    def eager() -> float:
+        found = 0.0
+        for sequence in batch.split(1):
+            loss = summed_loss(model.module, sequence, shape.autocast) / shape.tokens_per_step
+            torch.autograd.backward(loss)  # adds to the negative of the compiled one's
+            found += loss.item()
+        return found
+
+    found = max(abs(theirs / eager() - 1), gradient.norm().item() / norm)
+    times = [(_seconds(eager), _seconds(lambda: compiled.run(batch).item())) for _ in range(TRIALS)]
+    eager_s, compiled_s = map(min, zip(*times, strict=True))
+    return found, eager_s / compiled_s
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
 
 
 def described(shape: PassShape) -> Any:
@@ -67,7 +84,7 @@ def described(shape: PassShape) -> Any:
 
 
 def compile_pass(shape: PassShape) -> None:
-    """Compile a pass in this process's cache. Raises CompiledPassError if it computes something else."""
+    """Compile a pass in this process's cache. Raises CompiledPassError if it computes something else, or slowly."""
     device = accelerator.choose_device(shape.device)
     if device.type == "cpu":
         torch.set_num_threads(shape.threads)
@@ -75,22 +92,11 @@ def compile_pass(shape: PassShape) -> None:
         free, total = torch.cuda.mem_get_info(device)
         torch.cuda.set_per_process_memory_fraction(CARD_MEMORY_FRACTION * free / total, device)
     rounds = shape.autocast is None and accelerator.has_tf32(device)
-    found = difference(flat_model(described(shape), 0, device), shape)
+    found, ratio = compared(flat_model(described(shape), 0, device), shape)
     if not found <= (TF32_TOLERANCE if rounds else TOLERANCES[shape.computes_in]):  # NaN too
         raise CompiledPassError(f"its gradients differ by {found:.1g} from those of the eager pass")
-
-
-def failure(error: BaseException) -> tuple[int, str]:
-    """Return the status with which the child ends, which says whether the error would repeat, and one line."""
-    causes = [error]
-    while (cause := causes[-1].__cause__) is not None:
-        causes.append(cause)
-    text = " ".join(map(str, causes))
-    is_full = os.strerror(errno.ENOSPC) in text
-    passes = is_full or any(isinstance(each, DeviceError | MemoryError) for each in causes)
-    name = "" if isinstance(error, CompiledPassError) else f"{type(error).__name__}: "
-    line = os.strerror(errno.ENOSPC) if is_full else str(error).partition("\n")[0]
-    return TRY_LATER if passes or accelerator.says_out_of_memory(text) else 1, one_line(name + line, MOST_CHARS)
+    if ratio < 1.0:
+        raise CompiledPassError(f"it takes {1 / ratio:.2f} times as long as the eager pass")
 
 
 def _end_with_parent() -> None:
@@ -111,9 +117,9 @@ def main(cache: str, niceness: str) -> int:
     try:
         compile_pass(shape)
     except Exception as error:  # whatever the compiler raises, the parent wants one line of it
-        status, line = failure(error)
-        sys.stderr.write(f"{line}\n")
-        return status
+        name = "" if isinstance(error, CompiledPassError) else f"{type(error).__name__}: "
+        sys.stderr.write(one_line(name + str(error).partition("\n")[0], MOST_CHARS) + "\n")
+        return 1
     return 0
 
 

@@ -21,24 +21,21 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.ports import Clock, GoesOn, HeldOutLoss
-from p2ptrain.tokens.corpus import HELD_OUT_TOKENS, TokenSource, tokens_to_read
+from p2ptrain.tokens.corpus import TokenSource
 from p2ptrain.train.autofit import Placement
 from p2ptrain.train.batches import CorpusReader
 from p2ptrain.train.cross_entropy import summed_cross_entropy
-from p2ptrain.train.evaluate import BATCH_LOGITS, batches_to_skip
+from p2ptrain.train.evaluate import validation_loss
 from p2ptrain.train.inner import CLIP_EPSILON, LanguageModelTask
 from p2ptrain.train.model import autocast_to
 from p2ptrain.train.ranks import Ranks
-from p2ptrain.train.sequence_parts import parts_of, predicted, predicted_count
+from p2ptrain.train.sequence_parts import parts_of, predicted
 from p2ptrain.train.stages import StageModel, fitting_micro_batch
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import TrainingSection
 
 HOST = torch.device("cpu")
-ROUND = 2
-"""Batches between all-reduces of an evaluation, per stage. Guess: evaluation of slow and fast stages would settle it;
-more batches keep the pipeline full, fewer end nearer to the time limit."""
 
 
 class StageModule(nn.Module):
@@ -216,47 +213,23 @@ class StagedTask(LanguageModelTask):
         corpus: TokenSource,
         most_tokens: int,  # maximum of held-out tokens to read, evenly spaced
         autocast: torch.dtype | None,
-        patience_s: float = math.inf,  # approximate time limit of the first stage; at least one round is read
+        patience_s: float = math.inf,  # approximate time limit of the first stage; at least one batch is read
         clock: Clock = time.monotonic,
-        goes_on: GoesOn = lambda read, wanted: True,  # the first stage's decides, after each round
+        goes_on: GoesOn = lambda read, wanted: True,  # the first stage's decides, after each batch
     ) -> HeldOutLoss:
-        """Return what ``evaluate.validation_loss`` returns for the whole model in one process.
-
-        Training is not disturbed: no gradient, no random number, and the module's mode is restored.
-        """
-        module, stage = self.model.module, self.stage_model.stage
-        batch_sequences = max(1, BATCH_LOGITS // (corpus.sequence_length * module.config.vocab_size))
-        wanted = tokens_to_read(corpus, most_tokens)
-        left = math.ceil(wanted / corpus.sequence_length / batch_sequences)
-        ends_at = clock() + patience_s
-        total, tokens, counted, unread, apart, to_skip = 0.0, 0, 0, 0, 0, 0
-        was_training = module.training
-        module.train(False)
-        began = clock()
-        try:
-            self._refresh_guest()
-            with torch.no_grad():
-                for batch in corpus.validation_batches(most_tokens, batch_sequences):
-                    left -= 1
-                    if to_skip:
-                        to_skip -= 1
-                        continue
-                    total += self._summed_loss(batch, autocast)
-                    tokens += batch.shape[0] * corpus.sequence_length
-                    counted += predicted_count(batch)
-                    unread, to_skip = unread + 1, apart
-                    if unread == ROUND * stage.count:
-                        stops = stage.is_first and not goes_on(tokens, wanted)
-                        times = (clock() - began) / unread, ends_at - clock()
-                        _, batch_s, spare_s, must_stop = self._agreed(total, *times, float(stops))
-                        if must_stop:
-                            break
-                        apart = to_skip = batches_to_skip(left, batch_s, spare_s)
-                        unread, began = 0, clock()
-                total, *_ = self._agreed(total)
-        finally:
-            module.train(was_training)
-        return HeldOutLoss(total / max(1, counted), tokens, tokens_to_read(corpus, HELD_OUT_TOKENS))
+        """Return what ``evaluate.validation_loss`` returns for the whole model in one process."""
+        self._refresh_guest()
+        return validation_loss(
+            self.model.module,
+            corpus,
+            most_tokens,
+            autocast,
+            patience_s,
+            clock,
+            goes_on if self.stage_model.stage.is_first else lambda read, wanted: True,
+            loss_of=lambda batch: self._summed_loss(batch, autocast),
+            agreed=self._agreed,
+        )
 
     def _summed_loss(
         self,

@@ -17,45 +17,19 @@ import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import Module
 
 from p2ptrain.outer.flat import FlatLayout, flatten_module
-from p2ptrain.train.model import FlatModel, build_module, shape_module
-from p2ptrain.train.partial_build import AllocationRecord
+from p2ptrain.train.model import FlatModel, build_module
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from p2ptrain.manifest import Decoder
-
-
-@dataclass(frozen=True, slots=True)
-class PartNames:
-    """Attributes of a base model in transformers."""
-
-    embedding: str
-    blocks: str
-    norm: str
-    positions: str | None = None  # learned position embedding
-
-
-_GATED = PartNames("embed_tokens", "layers", "norm")
-PARTS = {
-    "LlamaForCausalLM": _GATED,
-    "MistralForCausalLM": _GATED,
-    "Qwen2ForCausalLM": _GATED,
-    "Qwen3ForCausalLM": _GATED,
-    "Gemma3ForCausalLM": _GATED,
-    "Olmo2ForCausalLM": _GATED,
-    "SmolLM3ForCausalLM": _GATED,
-    "GPT2LMHeadModel": PartNames("wte", "h", "ln_f", "wpe"),
-    "GPTNeoXForCausalLM": PartNames("embed_in", "layers", "final_layer_norm"),
-}
-"""Names of the parts of each architecture that a manifest allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +95,12 @@ def _weight(part: Any) -> Tensor:
 def stage_model(description: Decoder, seed: int, device: torch.device, stage: StageRange) -> StageModel:
     """Build one stage of the run's model with its part of the initial weights on ``device``.
 
-    The initial weights are one stream of random numbers; those of other stages are drawn and forgotten.
+    The initial weights are one stream of random numbers, so all are drawn, 4 bytes a parameter, and those of other
+    stages are dropped: the training of a quarter of the model takes as much.
     """
-    names, record = PARTS[description.architecture], AllocationRecord()
-    shape = shape_module(description, record)
-    whole = FlatLayout.of(shape)
-    others = record.numbers(shape, whole.names) - record.numbers(shape, _names_of(shape, names, stage))
-    module = build_module(description, seed, record.shared(others))
-    guest = _prune(module, names, stage)
+    module = build_module(description, seed)
+    whole = FlatLayout.of(module)
+    guest = _prune(module, stage)
     if guest is not None:
         guest = guest.to(device).requires_grad_()
     Module.to(module, device)
@@ -136,13 +108,23 @@ def stage_model(description: Decoder, seed: int, device: torch.device, stage: St
     return StageModel(FlatModel(module, flatten_module(module), layout), stage, whole, guest)
 
 
-def _names_of(shape: PreTrainedModel, names: PartNames, stage: StageRange) -> frozenset[str]:
-    """Return the parameters of the whole model that a stage holds, also as its guest."""
-    pruned = copy.deepcopy(shape)
-    guest = _prune(pruned, names, stage)
-    embedding = shape.get_input_embeddings().weight
-    guests = [name for name, each in shape.named_parameters() if each is embedding and guest is not None]
-    return frozenset([name for name, _ in pruned.named_parameters()] + guests)
+class _BaseParts(NamedTuple):
+    """Attributes of a base model in transformers."""
+
+    embedding: str
+    positions: str | None  # learned position embedding
+    blocks: str
+    norm: str
+
+    @classmethod
+    def of(cls, base: Module) -> _BaseParts:
+        """Find them by their kinds: embeddings, the list of blocks, and what has weights after it."""
+        parts = dict(base.named_children())
+        blocks = next(name for name, part in parts.items() if isinstance(part, nn.ModuleList))
+        embeddings = [name for name, part in parts.items() if isinstance(part, nn.Embedding)]
+        weighty = [name for name, part in parts.items() if next(part.parameters(), None) is not None]
+        (norm,) = set(weighty) - {blocks, *embeddings}
+        return cls(embeddings[0], embeddings[1] if len(embeddings) > 1 else None, blocks, norm)
 
 
 class _NoPositions(nn.Module):
@@ -153,9 +135,10 @@ class _NoPositions(nn.Module):
         return torch.full((), -0.0, device=positions.device)
 
 
-def _prune(module: PreTrainedModel, names: PartNames, stage: StageRange) -> Tensor | None:
+def _prune(module: PreTrainedModel, stage: StageRange) -> Tensor | None:
     """Remove what other stages hold; return a copy of the tied embedding on the last of several stages, or None."""
     base: Any = module.base_model
+    names = _BaseParts.of(base)
     holds_guest = stage.is_last and not stage.is_first and module.config.tie_word_embeddings
     guest = _weight(module.get_input_embeddings()).detach().clone() if holds_guest else None
     blocks = nn.ModuleList()

@@ -232,7 +232,7 @@ def parse(text: str) -> Settings:
     try:
         return Settings.model_validate(data)
     except ValidationError as error:
-        raise ValueError("; ".join(error_lines(error, Settings, (), data))) from None
+        raise ValueError("; ".join(error_lines(error, Settings))) from None
 
 
 def compile_mode(setting: CompileMode, environment: Mapping[str, str]) -> CompileMode:

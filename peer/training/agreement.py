@@ -16,11 +16,12 @@ from p2ptrain.manifest import Manifest, parameter_count
 from p2ptrain.train import accelerator
 from p2ptrain.train.autofit import BF16_PARAMETERS, CARD_MEMORY_FRACTION, Placement, cpu_placement
 from p2ptrain.train.ranks import Mesh, Ranks, shares
-from p2ptrain.train.stage_costs import trials, unit_costs
+from p2ptrain.train.stage_costs import trial_seconds, unit_costs
 from p2ptrain.train.stages import StageRange, balanced_cut, fitting_micro_batch, least_limit, slowest_stage_s
 
-MOST_TRIALS = 4
-"""Maximum of micro-batches that ranks try. Guess: trials of large models."""
+FULL = 2
+"""Micro-batches of an inner step for each rank, if there are as many sequences: a pipeline then waits for at most a
+third of the time. Guess: steps of larger and of more micro-batches."""
 TYPES = (None, torch.bfloat16, torch.float16)
 
 
@@ -51,17 +52,13 @@ def agree(
         "limit": None if free is None else int(CARD_MEMORY_FRACTION * free),
     }
     found = ranks.gather(own)
-    on_cpu = any(each["limit"] is None for each in found)
     types = {each["type"] for each in found}
     autocast = TYPES[types.pop()] if len(types) == 1 else None
-    sizes = candidates(manifest, ranks.size, min(each["most"] for each in found))
-    kinds = {autocast, None} if on_cpu else {autocast}  # a CPU may be faster in fp32
-    ways = [Placement(kind, size) for kind in TYPES if kind in kinds for size in sizes]
+    way = Placement(autocast, micro_batch_of(manifest, ranks.size, min(each["most"] for each in found)))
     length = manifest.training.sequence_length
-    seconds = ranks.in_turn(lambda: trials(manifest.model, length, ways, device))
-    by_way = [[each[way] for each in seconds] for way in range(len(ways))]
-    agreed = balanced(manifest, ways, by_way, [each["limit"] for each in found], ranks.mesh.stages)
-    if on_cpu:  # replicas of a stage take the same step, on whatever they compute
+    seconds = ranks.in_turn(lambda: trial_seconds(manifest.model, length, way, device))
+    agreed = balanced(manifest, way, seconds, [each["limit"] for each in found], ranks.mesh.stages)
+    if any(each["limit"] is None for each in found):  # replicas of a stage take the same step, whatever computes it
         agreed = replace(agreed, placement=replace(agreed.placement, muon=torch.float32))
     return agreed
 
@@ -82,59 +79,47 @@ def _most_at_once(manifest: Manifest, device: torch.device, activation_bytes: in
     return cpu_placement(manifest.model, manifest.training, activation_bytes // kept).micro_batch
 
 
-def candidates(manifest: Manifest, ranks: int, most: int) -> list[int]:
-    """Return micro-batches up to ``most`` that a pipeline of these ranks may use, the largest first, each at most half
-    of the one before. Raises DeviceError if there is none.
+def micro_batch_of(manifest: Manifest, ranks: int, most: int) -> int:
+    """Return the largest micro-batch up to ``most`` of which an inner step has ``FULL`` for each rank, or else one.
+
+    Raises DeviceError if there are fewer sequences than ranks.
     """
-    sequences, found = manifest.training.sequences_per_step, list[int]()
-    while len(found) < MOST_TRIALS and (size := fitting_micro_batch(sequences, most, ranks)) is not None:
-        found.append(size)
-        most = size // 2
-    if not found:
-        raise DeviceError(
-            f"The run has {sequences} sequences per inner step, too few for {ranks} devices.",
-            f"Use at most {sequences} devices.",
-        )
-    return found
+    sequences = manifest.training.sequences_per_step
+    for least in (FULL * ranks, ranks):
+        if (size := fitting_micro_batch(sequences, most, least)) is not None:
+            return size
+    raise DeviceError(
+        f"The run has {sequences} sequences per inner step, too few for {ranks} devices.",
+        f"Use at most {sequences} devices.",
+    )
 
 
 def balanced(
     manifest: Manifest,
-    ways: Sequence[Placement],  # of falling micro-batches
-    seconds: Sequence[Sequence[Sequence[float]]],  # of each unit, by placement and rank
+    way: Placement,
+    seconds: Sequence[float],  # ``trial_seconds`` of each rank
     limits: Sequence[int | None],  # bytes of each rank's device
     stages: int,
 ) -> Agreement:
-    """Return placement, cut and shares for the shortest inner step; recompute activations if nothing else fits.
+    """Return cut and shares for the shortest inner step; recompute activations if nothing else fits.
 
     In 1F1B a step takes as long as the slowest stage for all micro-batches and for one more per further stage. All
     replicas have one cut, by the mean times of their devices. Raises DeviceError if no cut fits the devices.
     """
     mesh = Mesh.of(len(limits), stages)
-    model, sequences, length = manifest.model, manifest.training.sequences_per_step, manifest.training.sequence_length
+    model, length = manifest.model, manifest.training.sequence_length
+    micro_batches = manifest.training.sequences_per_step // way.micro_batch
     bounds = [least_limit(limits[stage :: mesh.stages]) for stage in range(mesh.stages)]
+    means = [fmean(seconds[stage :: mesh.stages]) for stage in range(mesh.stages)]
     for recomputes in (False, True):
-        found: list[tuple[float, Agreement]] = []
-        for way, own in zip(ways, seconds, strict=True):
-            micro_batches = sequences // way.micro_batch
-            if micro_batches < mesh.ranks:
-                continue
-            tried = Placement(way.autocast, way.micro_batch, recomputes)
-            means = [
-                [fmean(each) for each in zip(*own[stage :: mesh.stages], strict=True)] for stage in range(mesh.stages)
-            ]
-            cut = balanced_cut(unit_costs(model, length, tried, means), bounds, micro_batches)
-            if cut is None:
-                continue
+        tried = replace(way, recomputes=recomputes)
+        cut = balanced_cut(unit_costs(model, length, tried, means), bounds, micro_batches)
+        if cut is not None:
             slowest = [
-                slowest_stage_s(unit_costs(model, length, tried, own[first : first + mesh.stages]), cut)
+                slowest_stage_s(unit_costs(model, length, tried, seconds[first : first + mesh.stages]), cut)
                 for first in range(0, mesh.ranks, mesh.stages)
             ]
-            counts = shares(micro_batches, mesh.stages, slowest)
-            step_s = max((count + mesh.stages - 1) * each for count, each in zip(counts, slowest, strict=True))
-            found.append((step_s, Agreement(cut, tried, counts, max(slowest))))
-        if found:
-            return min(found, key=lambda each: each[0])[1]
+            return Agreement(cut, tried, shares(micro_batches, mesh.stages, slowest), max(slowest))
     raise DeviceError(
         f"No cut of the run's model into {Mesh(mesh.stages)} fits the free memory of the devices.",
         "Close other programs that use them, or name more devices.",

@@ -39,15 +39,10 @@ class Begun(State):
     """Whether it computes in the host vector."""
 
 
-class Losses(TrainerAnswer):
-    """Losses that have arrived, of the oldest steps without one."""
-
-    losses: list[float]
-
-
-class Stepped(State, Losses):
+class Stepped(State):
     """One inner step."""
 
+    loss: float
     tokens: Annotated[int, Field(ge=1)]
 
 

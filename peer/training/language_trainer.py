@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -36,7 +35,7 @@ with large_imports():
     from p2ptrain.train.batches import CorpusReader
     from p2ptrain.train.compiling import FOLDER, BackgroundCompiler
     from p2ptrain.train.initial_weights import stage_targets, targets
-    from p2ptrain.train.inner import ArrivingStepResult, LanguageModelTask
+    from p2ptrain.train.inner import LanguageModelTask
     from p2ptrain.train.model import flat_model, in_memory
     from p2ptrain.train.rank_corpus import RankCorpus
     from p2ptrain.train.ranks import Mesh, Ranks, is_lost, launched_ranks
@@ -52,7 +51,7 @@ with large_imports():
     from peer.training.remote_pieces import RemotePieces
     from peer.training.sampler import TextSampler
 
-ANSWERS = ("step", "losses", "restore", "load", "store", "add", "tried", "held_out", "sample", "finish", "idle")
+ANSWERS = ("step", "restore", "load", "store", "add", "tried", "held_out", "sample", "finish", "idle")
 """Questions that a trainer answers, by methods of these names."""
 RESTING_S = 30.0
 """Seconds without a step after which the compiler ends, to begin again with the next one: longer than most held-out
@@ -164,9 +163,6 @@ class LanguageTrainer:
         if is_new:
             self._elsewhere.bring(range(1))
         self._attachment = attachment
-        self._tokens = training.tokens_per_step
-        self._results: deque[ArrivingStepResult] = deque()
-        """Steps whose losses are on their way from a card."""
         self._tried = self._task.held_out(plan.tried_tokens, plan.tried_s)
         self._is_stepping, self._stepped_at = False, -math.inf
         self._remaining_s: float | None = None
@@ -190,18 +186,14 @@ class LanguageTrainer:
         return {"guessing": self._tried.guessing, "shares": self._shares} | self._state()
 
     def step(self, progress: float, remaining_s: float | None) -> dict[str, Any]:
-        """Make one inner step; return the losses that have arrived, of this step or of earlier ones, in order.
+        """Make one inner step.
 
         ``remaining_s``: seconds of training that probably remain; None while unknown.
         """
         self._remaining_s, self._is_stepping = remaining_s, True
-        self._results.append(self._task.inner_step(progress))
+        made = self._task.inner_step(progress)
         self._is_stepping, self._stepped_at = False, time.monotonic()
-        return {"losses": self._arrived(), "tokens": self._tokens, **self._state()}
-
-    def losses(self) -> dict[str, Any]:
-        """Wait for the losses of all steps; return those that ``step`` has not."""
-        return {"losses": self._arrived(waits=True)}
+        return {"loss": made.loss, "tokens": made.tokens, **self._state()}
 
     def restore(self, counters: list[int], loss_scale: list[float]) -> dict[str, Any]:
         """Go on with the weights and moments of the host vector and these counters."""
@@ -285,12 +277,6 @@ class LanguageTrainer:
 
     def _is_training(self) -> bool:
         return self._is_stepping or time.monotonic() - self._stepped_at < RESTING_S
-
-    def _arrived(self, waits: bool = False) -> list[float]:
-        losses = []
-        while self._results and (waits or self._results[0].numbers.is_complete):
-            losses.append(self._results.popleft().loss)
-        return losses
 
     def _state(self) -> dict[str, Any]:
         """Return what the node shows, and what another trainer needs to go on, beside the vectors."""

@@ -19,9 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -40,21 +38,6 @@ from peer.training.plan import VECTORS, TrainerPlan
 from peer.training.trainer_supervisor import TrainerSupervisor
 
 Kind = TypeVar("Kind", bound=TrainerAnswer)
-
-
-@dataclass(slots=True)
-class RemoteStep:
-    """``StepResult`` whose loss may still be on its way."""
-
-    tokens: int
-    _task: RemoteTask
-    _loss: float | None = None
-
-    @property
-    def loss(self) -> float:
-        if self._loss is None:
-            self._task.read_losses()
-        return math.nan if self._loss is None else self._loss  # NaN: its trainer died first
 
 
 class RemoteTask:
@@ -96,8 +79,6 @@ class RemoteTask:
         self._state: State | None = None
         self._stored_counters: list[int] | None = None
         """Counters of a card's trainer when it stored its moments; None: the host vector has none of one step."""
-        self._steps: deque[RemoteStep] = deque()
-        """Steps whose losses have not arrived."""
         self._spent_s = 0.0
         """CPU seconds of trainers that have ended."""
         self._supervisor = TrainerSupervisor(
@@ -174,7 +155,6 @@ class RemoteTask:
 
     def _lose(self, died: TrainerDiedError) -> TrainerAwayError:
         """Let a trainer that has died be replaced; return the error to raise."""
-        self._steps.clear()
         is_torn = self._host is not None and self._host.is_torn(self._plan.own_ranks)
         if (state := self._state) is not None:
             self._spent_s += state.figures.cpu_s
@@ -218,7 +198,7 @@ class RemoteTask:
 
     # --- ports.InnerTask ----------------------------------------------------------------------------------------------
 
-    def inner_step(self, progress: float) -> RemoteStep:
+    def inner_step(self, progress: float) -> Stepped:
         """Make one step. Raises TrainerAwayError, and DeviceError as ``LanguageModelTask.inner_step``."""
         is_begun, self.is_ahead = self.is_ahead, False
         next_progress, self._next_progress = self._next_progress, None
@@ -237,19 +217,11 @@ class RemoteTask:
                 trainer.post("step", progress=next_progress, remaining_s=left_s)
             answer = checked(trainer, Stepped, trainer.answer())
         self.is_ahead, self._state = next_progress is not None, answer
-        step = RemoteStep(answer.tokens, self)
-        self._steps.append(step)
-        self._take_losses(answer.losses)
-        return step
+        return answer
 
     def follow_with(self, progress: float | None) -> None:
         """Let the next ``inner_step`` begin another step after its own (``ports.RemoteInnerTask``)."""
         self._next_progress = progress
-
-    def read_losses(self) -> None:
-        """Wait for the losses of all steps; without a trainer they remain unknown."""
-        with contextlib.suppress(TrainerAwayError, UserError):
-            self._take_losses(self._ask("losses", answers.Losses).losses)
 
     def reset(self, warmup_steps: int) -> None:
         """Clear the moments and warm up again, as ``LanguageModelTask.reset``."""
@@ -326,10 +298,6 @@ class RemoteTask:
     def _clear_moments(self) -> None:
         for moment in self._moments:
             moment.zero_()
-
-    def _take_losses(self, losses: Sequence[float]) -> None:
-        for loss in losses[: len(self._steps)]:
-            self._steps.popleft()._loss = loss
 
     # --- ports.HeldOut and PeerTask -----------------------------------------------------------------------------------
 

@@ -205,7 +205,7 @@ def test_initial_weights_are_served_if_all_together_are_small(tmp_path: Path, mo
     for name, content in zip("ab", shards, strict=True):
         (folder / f"{name}.safetensors").write_bytes(content)
     digests = [hashlib.sha256(content).hexdigest() for content in shards]
-    create_run(tmp_path / "run", "demo", {"model.init": f"sha256:{','.join(digests)}"})
+    create_run(tmp_path / "run", "demo", {"model.init": {"kind": "file", "sha256": list(digests)}})
     signed, said = sign_run(tmp_path / "run").signed, list[str]()
 
     def served(**given: Path) -> dict[str, Path]:

@@ -40,7 +40,7 @@ def test_named_files_have_numbers(manifest: Manifest) -> None:
         ("weights 1 of 2", "--weights"),
         ("weights 2 of 2", "--weights"),
     ]
-    single = with_changes(manifest, {"model.init": f"sha256:{DIGESTS[0]}"})
+    single = with_changes(manifest, {"model.init": {"kind": "file", "sha256": DIGESTS[:1]}})
     assert [each.what for each in named_weights(single)] == ["weights"]
     assert named_weights(with_changes(manifest, {"model.init": HUB})) == []
     assert named_weights(with_changes(manifest, {"model.init": None})) == []

@@ -15,17 +15,13 @@ DIGESTS = ["ab" * 32, "cd" * 32]
 
 
 @pytest.mark.parametrize(
-    ("short", "table"),
-    [
-        (f"hf:owner/na.me@{REVISION}", {"kind": "hub", "name": "owner/na.me", "revision": REVISION}),
-        (f"sha256:{DIGESTS[0]},{DIGESTS[1]}", {"kind": "file", "sha256": DIGESTS}),
-    ],
+    "table", [{"kind": "hub", "name": "owner/na.me", "revision": REVISION}, {"kind": "file", "sha256": DIGESTS}]
 )
-def test_short_strings_stand_for_tables(manifest: Manifest, short: str, table: dict[str, Any]) -> None:
-    changed = with_changes(manifest, {"model.init": short})
+def test_published_weights_make_another_run(manifest: Manifest, table: dict[str, Any]) -> None:
+    changed = with_changes(manifest, {"model.init": table})
     assert changed.model.init is not None
     assert changed.model.init.model_dump() == table
-    assert changed == with_changes(manifest, {"model.init": table}) == parse_toml(render_toml(changed))
+    assert changed == parse_toml(render_toml(changed))
     assert run_id(changed) != run_id(manifest)
 
 
@@ -39,16 +35,21 @@ def test_random_weights_are_unsaid(manifest: Manifest) -> None:
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("/etc/passwd", "model.init: found '/etc/passwd': unknown source; write a table, or hf:"),
-        ("hf:owner/name@main", "model.init.revision: found 'main'; wanted: Full commit hash"),
-        (f"hf:../name@{REVISION}", "model.init.name: found '../name'; wanted: Repository on the hub"),
-        ("sha256:ab", "model.init.sha256[0]: found 'ab'; wanted: SHA-256 of each"),
+        ("/etc/passwd", "model.init: input should be a table of fields, found '/etc/passwd'"),
+        (
+            {"kind": "hub", "name": "owner/name", "revision": "main"},
+            "model.init.revision: found 'main'; wanted: Full commit hash",
+        ),
+        (
+            {"kind": "hub", "name": "../name", "revision": REVISION},
+            "model.init.name: found '../name'; wanted: Repository on the hub",
+        ),
+        ({"kind": "file", "sha256": ["ab"]}, "model.init.sha256[0]: found 'ab'; wanted: SHA-256 of each"),
         ({"kind": "path"}, "model.init.kind: 'path' is not known; it may be hub, file"),
         ({"kind": "file", "path": "/etc/passwd"}, "model.init.path: unknown field"),
         ({"kind": "file", "sha256": []}, "model.init.sha256: list should have at least 1 item"),
         ({"kind": "file", "sha256": [f"{n:064x}" for n in range(65)]}, "model.init.sha256: list should have at most"),
         ({"kind": "file", "sha256": [DIGESTS[0]] * 2}, "a file is named twice"),
-        ("sha256:" + "a," * 10**4, "model.init.sha256: list should have at most 64 items"),
         (5, "model.init: input should be a table of fields, found 5"),
     ],
 )

@@ -40,8 +40,8 @@ def test_derived_token_counts(manifest: Manifest) -> None:
 @pytest.mark.parametrize(
     ("section", "typo", "line"),
     [
-        ("training", "inner_steps", "training.inner_steps: unknown field; outer.inner_steps is set already"),
-        ("corpus", "root", "corpus.root: unknown field; it goes only with kind shards"),
+        ("training", "inner_steps", "training.inner_steps: unknown field; did you mean outer.inner_steps?"),
+        ("corpus", "root", "corpus.root: unknown field"),
         ("model", "auto_map", "model.auto_map: unknown field"),
         ("run", "zzzzzzz", "run.zzzzzzz: unknown field"),
     ],
@@ -60,34 +60,11 @@ def test_an_unknown_field_is_named(data: dict[str, Any], section: str, typo: str
         ("corpus.validation_fraction", "corpus.validation_fractoin"),
     ],
 )
-def test_an_unknown_field_is_named_with_the_nearest_one_that_is_not_set(
-    data: dict[str, Any], right: str, typo: str
-) -> None:
+def test_an_unknown_field_is_named_with_the_nearest_one(data: dict[str, Any], right: str, typo: str) -> None:
     (section, name), (home, word) = right.split("."), typo.split(".")
     value = data[section].pop(name)
     data[home][word] = value
     assert f"{typo}: unknown field; did you mean {right}?" in problem_of(data).split("\n")
-    data[section][name] = value
-    assert problem_of(data) == f"{typo}: unknown field; {right} is set already"
-
-
-def test_the_earlier_budget_is_named_with_what_replaces_it(data: dict[str, Any], manifest: Manifest) -> None:
-    line = (
-        "run.tokens_per_peer: unknown field; run.tokens replaces it, the tokens of all peers together: "
-        "multiply it, and any warmup_tokens, by the expected number of peers"
-    )
-    assert problem_after(manifest, run__tokens_per_peer=100_000) == line
-    data["run"]["tokens_per_peer"] = data["run"].pop("tokens")
-    assert problem_of(data).split("\n") == ["run.tokens: missing", line]
-
-
-def test_a_field_of_other_architectures_names_these(data: dict[str, Any]) -> None:
-    data["model"]["architecture"] = "GPTNeoXForCausalLM"
-    assert problem_of(data) == (
-        "model.config.num_key_value_heads: unknown field; it goes only with architecture LlamaForCausalLM or "
-        "MistralForCausalLM or Qwen2ForCausalLM or Qwen3ForCausalLM or Gemma3ForCausalLM or Olmo2ForCausalLM or "
-        "SmolLM3ForCausalLM"
-    )
 
 
 def test_no_suggestion_points_to_a_field_of_another_variant(data: dict[str, Any]) -> None:

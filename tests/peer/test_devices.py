@@ -13,10 +13,11 @@ from p2ptrain.train import accelerator
 from p2ptrain.train.autofit import Placement
 from p2ptrain.train.stage_costs import unit_costs
 from peer.owner.settings import device_name
-from peer.training.agreement import balanced, candidates
+from peer.training.agreement import balanced, micro_batch_of
 from peer.training.devices import choose_devices, mesh_of, other_ranks
 from peer.training.lan_address import check_to_lead
 
+CPU = torch.device("cpu")
 CARDS = [torch.device("cuda", 0), torch.device("cuda", 1)]
 
 
@@ -66,18 +67,17 @@ def test_all_needs_a_card(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("sequences", "ranks", "most", "expected"),
-    [(64, 2, 64, [32, 16, 8, 4]), (64, 2, 4, [4, 2, 1]), (12, 3, 12, [4, 2, 1]), (4, 4, 4, [1])],
+    ("sequences", "ranks", "most", "expected"), [(64, 2, 64, 16), (64, 2, 4, 4), (12, 3, 12, 2), (4, 4, 4, 1)]
 )
 def test_micro_batches_divide_the_step_into_at_least_as_many_as_ranks(signed_run, sequences, ranks, most, expected):
     manifest = with_changes(signed_run().manifest, {"training.sequences_per_step": sequences, "run.tokens": 10**6})
-    assert candidates(manifest, ranks, most) == expected
+    assert micro_batch_of(manifest, ranks, most) == expected
 
 
 def test_too_few_sequences_are_one_error(signed_run):
     manifest = with_changes(signed_run().manifest, {"training.sequences_per_step": 2})
     with pytest.raises(DeviceError, match="too few for 3 devices"):
-        candidates(manifest, 3, 2)
+        micro_batch_of(manifest, 3, 2)
 
 
 def layered(signed_run):
@@ -85,52 +85,36 @@ def layered(signed_run):
     return with_changes(signed_run().manifest, changes)
 
 
-def test_the_shortest_step_is_chosen_of_full_pipelines_and_large_micro_batches(signed_run):
-    manifest, ways = layered(signed_run), [Placement(None, size) for size in (4, 2, 1)]
-
-    def chosen(*block_s):
-        seconds = [[[0.0, *[each] * 6, 0.0]] * 2 for each in block_s]
-        return balanced(manifest, ways, seconds, [None, None], 2)
-
-    assert chosen(4.0, 2.0, 1.0).placement.micro_batch == 1, "the fullest pipeline, if all are as fast per sequence"
-    assert chosen(4.0, 2.4, 1.8).placement.micro_batch == 4
-    assert chosen(4.0, 2.2, 1.4).placement.micro_batch == 2
-    assert [each.blocks for each in chosen(4.0, 2.0, 1.0).stages] == [range(3), range(3, 6)]
+ONE = Placement(None, 1)
 
 
 def test_a_slow_rank_gets_few_blocks_and_what_fits_nowhere_is_one_error(signed_run):
-    manifest, ways = layered(signed_run), [Placement(None, 1)]
-    seconds = [[[0.0, *[1.0] * 6, 0.0], [0.0, *[5.0] * 6, 0.0]]]
-    assert [each.blocks for each in balanced(manifest, ways, seconds, [None, None], 2).stages] == [
+    manifest = layered(signed_run)
+    assert [each.blocks for each in balanced(manifest, ONE, [1.0, 5.0], [None, None], 2).stages] == [
         range(5),
         range(5, 6),
     ]
     with pytest.raises(DeviceError, match="No cut of the run's model into 2 stages"):
-        balanced(manifest, ways, seconds, [100, 100], 2)
+        balanced(manifest, ONE, [1.0, 5.0], [100, 100], 2)
 
 
 def test_replicas_have_one_cut_and_shares_by_their_speed(signed_run):
-    manifest, ways = layered(signed_run), [Placement(None, size) for size in (2, 1)]
-    block_s = [(2.0, 1.0), (2.0, 1.0), (6.0, 3.0), (6.0, 3.0)]  # of each rank, for both micro-batches
-    seconds = [[[0.0, *[each[way]] * 6, 0.0] for each in block_s] for way in range(2)]
-    found = balanced(manifest, ways, seconds, [None] * 4, stages=2)
-    assert [each.blocks for each in found.stages] == [range(3), range(3, 6)]
-    assert (found.placement.micro_batch, found.counts) == (1, (6, 2))
-    small = balanced(manifest, ways, seconds, [None] * 4, stages=1)
-    assert (small.stages[0].blocks, sum(small.counts)) == (range(6), 8 // small.placement.micro_batch)
+    manifest = layered(signed_run)
+    found = balanced(manifest, ONE, [1.0, 1.0, 3.0, 3.0], [None] * 4, stages=2)
+    assert found.counts == (6, 2)
+    small = balanced(manifest, ONE, [1.0, 1.0, 3.0, 3.0], [None] * 4, stages=1)
+    assert (small.stages[0].blocks, sum(small.counts)) == (range(6), 8)
 
 
 def test_the_smallest_card_of_a_stage_limits_it(signed_run):
-    manifest, ways = layered(signed_run), [Placement(None, 1)]
-    seconds = [[[0.0, *[1.0] * 6, 0.0]] * 4]
-    whole = sum(unit_costs(manifest.model, manifest.training.sequence_length, ways[0], seconds[0]).state_bytes)
-    found = balanced(manifest, ways, seconds, [None, None, None, whole // 3], stages=2)
-    assert len(found.stages[1].blocks) < 3
+    manifest, seconds = layered(signed_run), [1.0] * 4
+    free = balanced(manifest, ONE, seconds, [None] * 4, stages=2)
+    costs = unit_costs(manifest.model, manifest.training.sequence_length, ONE, seconds)
+    whole = sum(costs.state_bytes)
+    found = balanced(manifest, ONE, seconds, [None, None, None, whole // 3], stages=2)
+    assert len(found.stages[1].blocks) < len(free.stages[1].blocks)
     with pytest.raises(DeviceError, match="No cut of the run's model into 2 stages"):
-        balanced(manifest, ways, seconds, [100, None, None, None], stages=2)
-
-
-CPU = torch.device("cpu")
+        balanced(manifest, ONE, seconds, [100, None, None, None], stages=2)
 
 
 @pytest.mark.parametrize(

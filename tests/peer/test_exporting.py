@@ -26,9 +26,9 @@ from p2ptrain import checkpoint
 from p2ptrain.base.errors import DeviceError, UserError
 from p2ptrain.data.tokenizer import JsonTokenizer, load_tokenizer
 from p2ptrain.manifest import SignedManifest
-from p2ptrain.manifest.model_config import model_section
 from p2ptrain.train.generate import Sampling
 from p2ptrain.train.model import flat_model
+from p2ptrain.train.published_config import model_section
 from peer import cli, exporting, loading
 from peer.exporting import export
 from peer.home import Home
@@ -166,7 +166,7 @@ Trained = Callable[..., tuple[Home, Path]]
 def trained(tmp_path: Path, signed_run: Callable[..., SignedManifest]) -> Trained:
     """Return ``trained(family, tokenizer, corpus, init)``: a home with random weights; by default without its text."""
 
-    def build(family: str, tokenizer: Tokenizer, corpus: object = AWAY, init: str | None = None) -> tuple[Home, Path]:
+    def build(family: str, tokenizer: Tokenizer, corpus: object = AWAY, init: object = None) -> tuple[Home, Path]:
         file = tmp_path / "tokenizer.json"
         tokenizer.save(str(file))
         signed = signed_run(
@@ -301,7 +301,7 @@ def test_texts_begin_as_the_continued_model_s(
     family: str, make: Callable[[], Tokenizer], trained: Trained, tmp_path: Path
 ) -> None:
     """Check a run that began from a model whose tokenizer puts ``<s>`` before every text."""
-    home, _file = trained(family, with_extras(made := make()), init=f"sha256:{'0' * 64}")
+    home, _file = trained(family, with_extras(made := make()), init={"kind": "file", "sha256": ["0" * 64]})
     export(home, tmp_path / "out")
     loaded = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert loaded.bos_token == "<s>"

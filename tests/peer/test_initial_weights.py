@@ -34,7 +34,7 @@ def weights(tmp_path: Path) -> Path:
 @pytest.fixture
 def manifest(weights: Path) -> Manifest:
     digest = hashlib.sha256((weights / "model.safetensors").read_bytes()).hexdigest()
-    return with_changes(preset("demo", "ab" * 32), {"model.init": f"sha256:{digest}"})
+    return with_changes(preset("demo", "ab" * 32), {"model.init": {"kind": "file", "sha256": [digest]}})
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from p2ptrain.train.accelerator import (
     choose_device,
     free_bytes,
     half_type,
-    has_fused_adamw,
     is_out_of_memory,
 )
 from tests.train.devices import GB, machine_with, with_memory
@@ -195,15 +194,6 @@ def test_autocast_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def throwing(error: Exception) -> None:
     raise error
-
-
-def test_a_device_without_fused_adamw_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert has_fused_adamw(CPU)
-    monkeypatch.setattr(torch, "_fused_adamw_", lambda *given, **how: throwing(NotImplementedError("not on MPS")))
-    assert not has_fused_adamw(CPU)
-    monkeypatch.setattr(torch, "_fused_adamw_", lambda *given, **how: throwing(torch.OutOfMemoryError("none left")))
-    with pytest.raises(torch.OutOfMemoryError):
-        has_fused_adamw(CPU)
 
 
 @pytest.mark.parametrize(

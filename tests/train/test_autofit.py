@@ -11,7 +11,6 @@ from p2ptrain.train import accelerator, autofit
 from p2ptrain.train.activations import pass_bytes
 from p2ptrain.train.autofit import (
     Placement,
-    candidates,
     cpu_placement,
     fastest,
     fitting,
@@ -84,24 +83,6 @@ def test_on_the_cpu_the_demo_is_computed_at_once_and_a_large_model_by_the_sequen
     tiny = tiny_run()
     assert place(tiny.model(), tiny.manifest.model, tiny.manifest.training) == Placement(None, 4)
     assert place(tiny.model(), tiny.manifest.model, tiny.manifest.training, 1).recomputes
-
-
-@pytest.mark.parametrize(
-    ("kept", "recomputed", "found"),
-    [
-        (4, 16, [Placement(None, 4)]),
-        (2, 16, [Placement(None, 2), Placement(None, 16, recomputes=True)]),
-        (2, 2, [Placement(None, 2)]),
-        (0, 1, [Placement(None, 1, recomputes=True)]),
-    ],
-)
-def test_activations_are_recomputed_where_few_sequences_fit(kept, recomputed, found):
-    def micro_batch(way, recomputes):
-        if (fits := recomputed if recomputes else kept) == 0:
-            raise DeviceError("The model does not fit this device.", "")
-        return fits
-
-    assert candidates([None], micro_batch, enough=4) == found
 
 
 def test_the_trial_finds_gradients_that_are_there_already(tiny_run, monkeypatch):
@@ -226,11 +207,7 @@ def test_a_cpu_with_fast_bf16_tries_it(tiny_run, monkeypatch, is_large, has_bf16
     monkeypatch.setattr(accelerator, "has_fast_bf16", lambda: has_bf16)
     seconds_each = {torch.bfloat16: half_s, None: 2.0}
     monkeypatch.setattr(autofit, "trial_s", lambda _, how, length, packed: seconds_each[how.autocast])
-    tried = []
-    monkeypatch.setattr(autofit, "fastest_products", lambda shape: tried.append(tuple(shape)) or torch.bfloat16)
-    chosen = place(model, tiny.manifest.model, tiny.manifest.training)
-    assert chosen.autocast is found.autocast
-    assert (chosen.muon, tried) == ((torch.bfloat16, [(32, 16)]) if is_large and has_bf16 else (None, []))
+    assert place(model, tiny.manifest.model, tiny.manifest.training).autocast is found.autocast
 
 
 def on(device, tiny):
@@ -267,8 +244,6 @@ def test_where_nothing_is_counted_the_estimate_counts(tiny_run, monkeypatch):
     one = pass_bytes(described, training.sequence_length)
     machine_with(monkeypatch, mps=1, xpu=1)
     monkeypatch.setattr(accelerator, "autocasts", lambda device, dtype: False)
-    factor = {False: 1.0, True: 1.1}
-    monkeypatch.setattr(autofit, "trial_s", lambda _, how, *rest: how.micro_batch * factor[how.recomputes])
     for kind in ("mps", "xpu"):
         with_memory(monkeypatch, kind, empty_cache=None, synchronize=None)
     with_memory(monkeypatch, "mps", recommended_max_memory=11 * GB, driver_allocated_memory=GB)

@@ -11,7 +11,7 @@ from families import DESCRIPTIONS, description
 from p2ptrain.train import compiled_pass, pass_compiler
 from p2ptrain.train.compiled_pass import CompiledPass, CompiledPassError, PassShape, use
 from p2ptrain.train.model import FlatModel, flat_model, summed_loss
-from p2ptrain.train.pass_compiler import difference
+from p2ptrain.train.pass_compiler import compared
 
 CPU = torch.device("cpu")
 
@@ -120,15 +120,46 @@ def test_a_compiler_that_raises_is_one_line(tiny_run, monkeypatch):
 @pytest.mark.parametrize(("free", "fits"), [(2000, False), (2500, True), (None, False)])
 def test_a_card_uses_graphs_only_if_activations_fit_twice(tiny_run, monkeypatch, free, fits):
     """Use a peak of 1,400 bytes, of which 400 are weights, gradient and moments; a fifth of what is free is kept so."""
-    Compilation(monkeypatch)
+    asked = Compilation(monkeypatch)
     tiny = tiny_run()
     task = tiny.task()
     shape = task.pass_shape(tiny.manifest.model)
     monkeypatch.setattr(type(task), "theta", SimpleNamespace(device=torch.device("cuda:0"), nbytes=100))
     monkeypatch.setattr(compiled_pass.accelerator, "free_bytes", lambda device: free)
     monkeypatch.setattr(compiled_pass.accelerator, "peak_bytes", lambda device: 1400)
-    task.offer(shape, lambda way, ratio: None, lambda why: None)
-    assert list(task.passes._candidates) == ["compiled code", *(["compiled code in CUDA graphs"] if fits else [])]
+    task.offer(shape, pytest.fail)
+    assert [each["options"]["triton.cudagraphs"] for each in asked.given] == [fits]
+
+
+class FakePass:
+    """Computes a part by the eager pass; fails from its ``failing``-th call on, with half of it done."""
+
+    def __init__(self, task, size: int, failing: float = math.inf) -> None:
+        self.task, self.size, self.failing, self.calls = task, size, failing, 0
+
+    def takes(self, part):
+        return len(part) == self.size
+
+    def run(self, part):
+        self.calls += 1
+        loss = self.task._eager_pass(part)
+        if self.calls >= self.failing:
+            raise CompiledPassError("no memory")
+        return loss
+
+
+@pytest.mark.parametrize(("size", "failing", "calls"), [(2, math.inf, 12), (2, 4, 4), (3, math.inf, 0)])
+def test_every_micro_batch_trains_once_whether_or_not_its_pass_is_compiled(tiny_run, size, failing, calls):
+    tiny, failures = tiny_run(), []
+    eager, task = (tiny.task(micro_batch=2) for _ in range(2))
+    task.compiled, task._on_compiled_failure = FakePass(task, size, failing), failures.append
+    fake = task.compiled
+    for step in range(6):
+        assert task.inner_step(step * 64).loss == eager.inner_step(step * 64).loss
+    assert torch.equal(task.theta, eager.theta)
+    assert fake.calls == calls
+    assert failures == ["no memory"] * math.isfinite(failing)
+    assert (task.compiled is None) == math.isfinite(failing)
 
 
 # --- with a compiler --------------------------------------------------------------------------------------------------
@@ -151,7 +182,7 @@ def test_loss_and_gradient_are_those_of_the_eager_pass(architecture, dtype):
     most = 2e-6 if dtype == torch.float32 or has_fp32_norms else 1e-9
     described = description(architecture)
     model, shape = _model(described, dtype), PassShape.of(described, 2, 16, 64)
-    assert difference(model, shape) < most
+    assert compared(model, shape)[0] < most
     _adds_to_what_is_there(model, shape)
 
 
@@ -197,12 +228,12 @@ def test_in_bf16_it_rounds_no_worse_than_the_eager_pass(architecture, monkeypatc
     real = pass_compiler.CompiledPass
     rounded = replace(exact, computes_in="bfloat16")
     monkeypatch.setattr(pass_compiler, "CompiledPass", lambda model, gradient, shape: real(model, gradient, rounded))
-    compiled = difference(model, exact)
+    compiled, _ = compared(model, exact)
     assert 1e-5 < compiled < 1.2 * _rounding(model, exact)
 
 
 def _rounding(model: FlatModel, shape: PassShape) -> float:
-    """Return the relative difference of the eager gradients in bf16 and in fp32, on the tokens of ``difference``."""
+    """Return the relative difference of the eager gradients in bf16 and in fp32, on the tokens of ``compared``."""
     vocabulary, size = model.module.config.vocab_size, (shape.micro_batch, shape.sequence_length + 1)
     batch = torch.randint(vocabulary, size, generator=torch.Generator().manual_seed(1))
     gradients = []

@@ -213,7 +213,7 @@ def pickled(folder: Path) -> None:
 BROKEN = {
     "another family": (unsupported, ManifestError, "model_type 'bert'"),
     "other sizes": (enlarged, WeightsError, "has the shape"),
-    "a pickle": (pickled, WeightsError, "is a pickle"),
+    "a pickle": (pickled, WeightsError, "is not a whole safetensors file"),
     "no JSON": (lambda folder: (folder / "config.json").write_text("{"), WeightsError, "is not a table in JSON"),
     "deep JSON": (lambda folder: (folder / "config.json").write_text("[" * 10**5), WeightsError, "is not a table"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), WeightsError, "no safetensors file"),

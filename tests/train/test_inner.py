@@ -9,7 +9,7 @@ from families import DESCRIPTIONS
 
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.train import inner
-from p2ptrain.train.compiled_pass import CompiledPassError, PassChoice
+from p2ptrain.train.compiled_pass import CompiledPassError
 from p2ptrain.train.cross_entropy import summed_cross_entropy
 from p2ptrain.train.model import build_module
 from p2ptrain.train.schedule import learning_rate
@@ -240,6 +240,22 @@ def test_out_of_memory_in_the_middle_of_a_step_leaves_no_half_gradient(tiny_run,
     assert torch.equal(task.theta, reference.theta)
 
 
+def test_a_card_clips_by_the_norm_of_the_flat_vector(tiny_run, monkeypatch):
+    task = tiny_run().task()
+    task._backward(task._batches.at(0).sequences)
+    before = task._gradient.clone()
+    expected = task._clip()
+    clipped = task._gradient.clone()
+    assert clipped.norm() < 0.99 * before.norm()
+    task._gradient.copy_(before)
+    monkeypatch.setattr(type(task), "theta", SimpleNamespace(device=torch.device("cuda")))
+    torch.testing.assert_close(task._clip(), expected)
+    torch.testing.assert_close(task._gradient, clipped)
+    task._gradient.fill_(1e-6)  # short enough
+    task._clip()
+    assert bool((task._gradient == 1e-6).all())
+
+
 def test_out_of_memory_with_one_sequence_recomputes_activations(tiny_run, monkeypatch):
     tiny = tiny_run()
     reference = tiny.task(micro_batch=1)
@@ -254,11 +270,9 @@ def test_out_of_memory_with_one_sequence_recomputes_activations(tiny_run, monkey
 
     monkeypatch.setattr(inner, "summed_loss", loss)
     task, failures = tiny.task(micro_batch=2), []
-    task.passes = PassChoice(
-        {"fake": SimpleNamespace(takes=lambda part: False)}, lambda way, ratio: None, failures.append
-    )
+    task.compiled, task._on_compiled_failure = SimpleNamespace(takes=lambda part: False), failures.append
     assert run(task, 2) == expected
-    assert (task.passes, failures) == (None, ["memory is short"])
+    assert (task.compiled, failures) == (None, ["memory is short"])
     assert calls == [False, False] + [True] * 8
     with pytest.raises(CompiledPassError, match="would keep activations"):
         task.pass_shape(tiny.manifest.model)

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from families import description
+from families import DESCRIPTIONS, description
 from packed import LENGTHS, PADDING, codes, packed_corpus
 from staged_rank import equal_cut
 from test_stages import gradients
@@ -22,11 +22,11 @@ from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.model import build_module, flat_model, summed_loss
 from p2ptrain.train.sequence_parts import parts_of, predicted_count
 from p2ptrain.train.staged import StageModule
-from p2ptrain.train.stages import PARTS, stage_model
+from p2ptrain.train.stages import stage_model
 
 CPU = torch.device("cpu")
 TOKENS = 16
-ALL = pytest.mark.parametrize("architecture", PARTS)
+ALL = pytest.mark.parametrize("architecture", DESCRIPTIONS)
 
 
 def batch() -> torch.Tensor:

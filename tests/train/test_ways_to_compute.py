@@ -6,22 +6,12 @@ import torch
 from p2ptrain.train import cross_entropy
 from p2ptrain.train.autofit import Placement
 from p2ptrain.train.batches import CorpusReader
-from p2ptrain.train.compiled_pass import CompiledPass, use
+from p2ptrain.train.compiled_pass import use
 from p2ptrain.train.evaluate import validation_loss
 from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.model import FlatModel, recompute_activations
 
 STEPS = 200
-
-
-class Always:
-    """Computes every micro-batch by the compiled pass."""
-
-    def __init__(self, compiled: CompiledPass) -> None:
-        self.compiled = compiled
-
-    def run(self, part, eager):
-        return self.compiled.run(part)
 
 
 def ended(tiny, task, steps=STEPS) -> float:
@@ -89,5 +79,5 @@ def test_the_compiled_way_ends_at_the_same_loss(tiny, spread, tmp_path, monkeypa
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     use(tmp_path)
     task = task_of(tiny)
-    task.passes = Always(CompiledPass(task.model, task._gradient, task.pass_shape(tiny.manifest.model)))
+    task.offer(task.pass_shape(tiny.manifest.model), pytest.fail)
     assert abs(ended(tiny, task) - loss) < 0.05 * apart

@@ -23,9 +23,9 @@ question, made = Attachment.question, 0
 adamw, fatal = torch.optim.AdamW.step, list[bool]()
 
 
-def heard(attachment: Attachment) -> dict[str, Any]:
+def heard(attachment: Attachment, *on_idle: Any) -> dict[str, Any]:
     global made
-    found = question(attachment)
+    found = question(attachment, *on_idle)
     made += found["ask"] == "step"
     if made == last and found["ask"] == "step":
         match how:

@@ -54,8 +54,7 @@ class Node:
     def step(self, trainer: TrainerHandle) -> float:
         answer = trainer.ask("step", progress=0.0, remaining_s=None)
         self.counters = answer["counters"]
-        (loss,) = answer["losses"]
-        return loss
+        return float(answer["loss"])
 
 
 def has_ended(pid: int) -> bool:
