@@ -15,7 +15,7 @@ from p2ptrain.base import files
 from p2ptrain.base.errors import DeviceError, UserError
 from p2ptrain.base.imports import large_imports
 from p2ptrain.base.text import one_line
-from p2ptrain.data.published_settings import PublishedSettings, in_folder
+from p2ptrain.data.published_settings import PublishedSettings
 from p2ptrain.data.tokenizer import JsonTokenizer, read_tokenizer
 from peer.options import CONFIG_FILE
 
@@ -95,7 +95,7 @@ def folder_tokenizer(folder: Path) -> tuple[JsonTokenizer, list[int]]:
             "Write one with transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)",
         )
     tokenizer = read_tokenizer(path)
-    ends = PublishedSettings.read(in_folder(folder)).ends_for(tokenizer)
+    ends = PublishedSettings.read(folder).ends_for(tokenizer)
     return (read_tokenizer(path, ends[0]) if ends and ends[0] != tokenizer.separator else tokenizer), ends
 
 

@@ -9,7 +9,7 @@ from p2ptrain.base.errors import CorpusError
 from p2ptrain.data.chat_template import ChatTemplate, read_template
 from p2ptrain.data.packed_stream import load_template, template_name
 from p2ptrain.data.published_settings import TEMPLATE as TEMPLATE_FILE
-from p2ptrain.data.published_settings import PublishedSettings, in_folder
+from p2ptrain.data.published_settings import PublishedSettings
 from peer.home import Home
 from peer.model import run_settings
 
@@ -29,7 +29,7 @@ def find_template(model: LanguageModel, file: Path | None) -> ChatTemplate | Non
     """
     if model.signed is not None:
         return _of_run(model, model.signed, Home(model.place), file)
-    settings = PublishedSettings.read(in_folder(model.place))
+    settings = PublishedSettings.read(model.place)
     path = file or model.place / TEMPLATE_FILE
     if path.is_file() or file is not None:
         return ChatTemplate.checked(read_template(path), str(path), settings.tokens)

@@ -153,10 +153,10 @@ def _evaluated(folder: Path, specs: list[Any], examples: int | None, device: str
 
 def _prefix(folder: Path) -> dict[str, int]:
     """Return the id that stands before a text without context, if the tokenizer names none: what ends a document."""
-    from p2ptrain.data.published_settings import PublishedSettings, in_folder
+    from p2ptrain.data.published_settings import PublishedSettings
     from peer.trained.model_folder import folder_tokenizer
 
-    if PublishedSettings.read(in_folder(folder)).tokens.keys() & {"bos_token", "eos_token"}:
+    if PublishedSettings.read(folder).tokens.keys() & {"bos_token", "eos_token"}:
         return {}
     return {"prefix_token_id": folder_tokenizer(folder)[0].separator or 0}
 

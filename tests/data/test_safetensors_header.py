@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from p2ptrain.base.errors import WeightsError
-from p2ptrain.data.safetensors_header import MAX_HEADER_BYTES, MAX_TENSORS, TensorPlace, read_header
+from p2ptrain.data.safetensors_header import TensorPlace, read_header
 
 
 def packed(header: Any, data: bytes = b"", length: int | None = None) -> bytes:
@@ -26,8 +26,7 @@ def packed(header: Any, data: bytes = b"", length: int | None = None) -> bytes:
 
 def read(path: Path, content: bytes) -> dict[str, TensorPlace]:
     path.write_bytes(content)
-    with path.open("rb") as file:
-        return read_header(file, len(content), path)
+    return read_header(path)
 
 
 def entry(begin: Any = 0, end: Any = 8, shape: Any = (2,), dtype: Any = "F32") -> dict[str, Any]:
@@ -52,46 +51,30 @@ def test_what_the_library_writes_is_read(tmp_path: Path) -> None:
 
 
 HOSTILE = {
-    "empty": (b"", "is not a safetensors file"),
-    "short": (b"abc", "is not a safetensors file"),
-    "text": (b"This is a text and no model.", "is not a safetensors file"),
-    "huge header": (packed({}, length=MAX_HEADER_BYTES + 1), "is not a safetensors file"),
-    "endless header": (packed({}, length=2**64 - 1), "is not a safetensors file"),
-    "header beyond the end": (packed({}, length=100), "is cut off: it has 10 bytes"),
-    "no JSON": (packed(b"{no JSON"), "faulty safetensors header"),
-    "no UTF-8": (packed(b"\xff\xfe{}"), "faulty safetensors header"),
-    "no table": (packed([1]), "it is not a table"),
-    "deep": (packed(b"[" * 100_000), "faulty safetensors header"),
-    "a number of thousands of digits": (packed(b'{"a": ' + b"1" * 5000 + b"}"), "faulty safetensors header"),
-    "a name twice": (packed(b'{"a": 1, "a": 1}'), "a name is there twice"),
-    "too many": (packed({str(n): 1 for n in range(MAX_TENSORS + 1)}), "at most 16,384"),
-    "no entry": (packed({"a": 3}), "the entry of a is invalid"),
-    "a field more": (packed({"a": {**entry(), "x": 1}}, bytes(8)), "the entry of a is invalid"),
-    "negative offset": (packed({"a": entry(-8, 0)}, bytes(8)), "the entry of a is invalid"),
-    "reversed offsets": (packed({"a": entry(8, 0)}, bytes(8)), "the entry of a is invalid"),
-    "offsets beyond all disks": (packed({"a": entry(0, 2**60, [2**58])}), "the entry of a is invalid"),
-    "a fraction": (packed({"a": entry(0.0, 8)}, bytes(8)), "the entry of a is invalid"),
-    "a truth value": (packed({"a": entry(False, 8)}, bytes(8)), "the entry of a is invalid"),
-    "negative shape": (packed({"a": entry(shape=[-2])}, bytes(8)), "the entry of a is invalid"),
-    "a shape that overflows": (packed({"a": entry(shape=[2**32, 2**32])}, bytes(8)), "the entry of a is invalid"),
-    "too many dimensions": (packed({"a": entry(shape=[1] * 9)}, bytes(8)), "the entry of a is invalid"),
-    "unknown type": (packed({"a": entry(dtype="OBJECT")}, bytes(8)), "the entry of a is invalid"),
-    "wrong size": (packed({"a": entry(shape=[3])}, bytes(8)), "the entry of a is invalid"),
-    "overlap": (packed({"a": entry(), "b": entry(4, 12)}, bytes(12)), "overlap, or leave gaps"),
-    "the same place": (packed({"a": entry(), "b": entry()}, bytes(8)), "overlap, or leave gaps"),
-    "a gap": (packed({"a": entry(), "b": entry(12, 20)}, bytes(20)), "overlap, or leave gaps"),
-    "a gap at the start": (packed({"a": entry(4, 12)}, bytes(12)), "overlap, or leave gaps"),
-    "cut off": (packed({"a": entry()}, bytes(7)), "is cut off"),
-    "more than the tensors": (packed({"a": entry()}, bytes(9)), "1 bytes follow the last tensor"),
-    "a name that moves the cursor": (packed({"\x1b[2J": 3}), "the entry of \N{REPLACEMENT CHARACTER}[2J is invalid"),
+    "empty": b"",
+    "short": b"abc",
+    "text": b"This is a text and no model.",
+    "endless header": packed({}, length=2**64 - 1),
+    "header beyond the end": packed({}, length=100),
+    "no JSON": packed(b"{no JSON"),
+    "no table": packed([1]),
+    "deep": packed(b"[" * 100_000),
+    "no entry": packed({"a": 3}),
+    "reversed offsets": packed({"a": entry(8, 0)}, bytes(8)),
+    "a shape that overflows": packed({"a": entry(shape=[2**32, 2**32])}, bytes(8)),
+    "unknown type": packed({"a": entry(dtype="OBJECT")}, bytes(8)),
+    "a type of half a byte": packed({"a": entry(0, 1, dtype="F4")}, bytes(1)),
+    "overlap": packed({"a": entry(), "b": entry(4, 12)}, bytes(12)),
+    "a gap": packed({"a": entry(), "b": entry(12, 20)}, bytes(20)),
+    "cut off": packed({"a": entry()}, bytes(7)),
+    "more than the tensors": packed({"a": entry()}, bytes(9)),
 }
 
 
-@pytest.mark.parametrize(("content", "said"), HOSTILE.values(), ids=HOSTILE.keys())
-def test_hostile_files_are_refused(tmp_path: Path, content: bytes, said: str) -> None:
-    with pytest.raises(WeightsError) as caught:
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
+def test_hostile_files_are_refused(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(WeightsError, match="is not a whole safetensors file") as caught:
         read(tmp_path / "model.safetensors", content)
-    assert said in caught.value.problem
     assert caught.value.problem.isprintable()
 
 
