@@ -43,10 +43,8 @@ class FidelityCheck:
         self._tokens = self._unknown = self._replaced = 0
 
     def state(self) -> dict[str, Any]:
-        """Return everything counted so far as a JSON object, from which ``resume`` continues in a later process."""
+        """Return what was counted beside ``counts`` as a JSON object, from which ``resume`` continues later."""
         return {
-            "documents": self._counts.documents,
-            "text_bytes": self._counts.text_bytes,
             "tokens": self._tokens,
             "unknown": self._unknown,
             "replaced": self._replaced,
@@ -55,7 +53,6 @@ class FidelityCheck:
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Continue from a ``state`` that was saved at a document's end."""
-        self._counts.documents, self._counts.text_bytes = state["documents"], state["text_bytes"]
         self._tokens, self._unknown, self._sample = state["tokens"], state["unknown"], state["sample"]
         self._replaced = state["replaced"]
         self._sampled = sum(map(len, self._sample))

@@ -9,22 +9,21 @@ from typing import Any, NamedTuple
 
 from p2ptrain.base import files
 from p2ptrain.base.errors import CorpusError, HomeError, UserError
-from p2ptrain.base.input_file import HUB
+from p2ptrain.base.input_file import HUB, inside
 from p2ptrain.base.text import UserPath, printable
-from p2ptrain.data.author_text import BUILTIN, Source, find_source
+from p2ptrain.data.author_text import Source, find_source
 from p2ptrain.data.chat_template import CHATML, read_template, with_values
 from p2ptrain.data.checking import check_vocabulary
-from p2ptrain.data.figures import TextFigures, text_figures
+from p2ptrain.data.figures import SUMMARY_FILE, TextFigures, text_figures
 from p2ptrain.data.file_store import FILES_FOLDER, MOST_STORED_BYTES, FileStore, NamedFile
 from p2ptrain.data.given_model import GivenModel
-from p2ptrain.data.hub_weights import commit_of
+from p2ptrain.data.hub_weights import commit_of, fetch
 from p2ptrain.data.published_settings import template_copy
-from p2ptrain.data.shard_text import BuiltText, TextOrder, build_text, corpus_table
+from p2ptrain.data.shard_text import BuiltText, TextOrder, build_text, corpus_table, step_of
 from p2ptrain.data.sources import InterruptedCorpusError, file_digest
-from p2ptrain.data.text_summary import SUMMARY_FILE
-from p2ptrain.data.tokenizer import Tokenizer, download_tokenizer, load_tokenizer
+from p2ptrain.data.tokenizer import MOST_TOKENIZER_BYTES, Tokenizer, load_tokenizer
 from p2ptrain.data.tokenizing import Tell
-from p2ptrain.data.unfinished import SHARDS_FOLDER, UNFINISHED, Unfinished
+from p2ptrain.data.unfinished import SHARDS_FOLDER, Unfinished, check_stopped
 from p2ptrain.data.weight_files import adopt
 from p2ptrain.manifest import PRESETS, Manifest, create_run, name_change, preset, with_changes
 from p2ptrain.manifest.continuing import continued, nearest_preset
@@ -118,12 +117,17 @@ def create(directory: Path, wanted: Wanted, tell: Tell) -> NewRun:
     found = _tokenizer(wanted, model)
     changes |= found.changes
     name = preset_name or "demo"
-    corpora = wanted.corpora or _usual_text(wanted, found.file)
+    corpora = wanted.corpora
+    if not corpora and model is None and wanted.preset in PRESET_TEXTS:
+        corpora = [PRESET_TEXTS[wanted.preset].corpus]
+    if not corpora and (model is not None or found.file is not None):
+        raise CorpusError(
+            "A run with a tokenizer of its own needs a text, which init tokenizes.", "Name it: --corpus FILE"
+        )
     if not corpora:
-        if files.exists(directory / UNFINISHED):
-            stopped = Unfinished(directory, None)
-            stopped.forget(is_all=True)
-            stopped.close()
+        check_stopped(directory, None)
+        if wanted.sequence_length is not None:
+            changes |= step_of(name, wanted.sequence_length)
         return NewRun(create_run(directory, name, changes), "", None)
     changes["corpus"] = corpus_table(None, "")
     drafted = with_changes(preset(name, _NO_AUTHOR), changes)  # a wrong name or length, before the text is read
@@ -148,7 +152,8 @@ def create(directory: Path, wanted: Wanted, tell: Tell) -> NewRun:
     if template is not None:
         given.append(NamedFile("template", "", chosen))
         paths[chosen] = template
-    unfinished = Unfinished(directory, [order.identity, {**changes, "run.name": ""}])
+    key = {**order.identity, "--tokenizer, --model or --sequence-length": {**changes, "run.name": ""}}
+    unfinished = Unfinished(directory, key)
     try:
         built = build_text(order, changes, ShardStore(directory / SHARDS_FOLDER), unfinished, tell)
         made = _written(directory, order, built, given, paths, model)
@@ -201,16 +206,9 @@ def _written(
     return NewRun(manifest, built.fit.reason, figures, order.sources, kept, too_large)
 
 
-def _usual_text(wanted: Wanted, tokenizer: Path | None) -> Sequence[str]:
-    """Return the preset's text, if it is to be read now: the shipped one is read by peers as bytes."""
-    if wanted.model is None and wanted.preset in PRESET_TEXTS:
-        return [PRESET_TEXTS[wanted.preset].corpus]
-    return [f"{BUILTIN}shakespeare"] if tokenizer is not None else []
-
-
 def _tokenizer(wanted: Wanted, model: GivenModel | None) -> _Tokens:
     """Return the run's tokenizer and what the manifest says of it. Raises CorpusError and WeightsError."""
-    named: str | Path | Mapping[str, Any] | None = wanted.tokenizer
+    named = wanted.tokenizer
     if named is None and model is not None:
         named = model.tokenizer
         if named is None:
@@ -226,13 +224,14 @@ def _tokenizer(wanted: Wanted, model: GivenModel | None) -> _Tokens:
             {} if wanted.preset else {"tokenizer": {"kind": "bytes"}, "model.config.vocab_size": 256}
         )
         return _Tokens(changes, load_tokenizer(section), None)
-    if isinstance(named, Mapping):
-        path = download_tokenizer(named["name"], named["revision"])
-    elif str(named).startswith(HUB):
+    if str(named).startswith(HUB):
         name, _, revision = str(named).removeprefix(HUB).partition("@")
-        path = download_tokenizer(name, commit_of(name, revision))
+        found = fetch(name, commit_of(name, revision), "tokenizer.json", MOST_TOKENIZER_BYTES)
+        if found is None:
+            raise CorpusError(f"{name} has no tokenizer.json on the Hugging Face hub.", "Name another model.")
+        path = found
     else:
-        path = UserPath(named)
+        path = inside(UserPath(named))
     digest = file_digest(path, "tokenizer")
     if path.stat().st_size > MOST_STORED_BYTES:
         raise CorpusError(

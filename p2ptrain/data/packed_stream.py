@@ -59,13 +59,8 @@ class LongDialogue(NamedTuple):
     """Encoded dialogue of any length."""
 
     encoded: EncodedDialogue
-    """Tokens of the dialogue, perhaps without the end."""
-    tokens: int
-    """Tokens of all of it."""
     text_bytes: int
     """Bytes of the text as UTF-8."""
-    is_cut: bool
-    """Whether the template did not render all of it."""
 
 
 def rows_of_dialogues(
@@ -77,10 +72,16 @@ def rows_of_dialogues(
     check: FidelityCheck,
     window_dialogues: int = WINDOW_DIALOGUES,  # packed together; 1: a row for each
 ) -> Iterator[np.ndarray]:
-    """Yield the codes of rows [T], and count what was read; see ``encoded_dialogues`` and ``packed``."""
-    return packed(
-        length, tokenizer, encoded_dialogues(encoder, dialogues, counts, check), counts, check, window_dialogues
-    )
+    """Yield the codes of rows [T], and count what was read; see ``encoded_dialogues`` and ``packed``.
+
+    Raises:
+        UnansweredError: most dialogues have no answer within a row.
+        CorpusError: the tokenizer does not know the text.
+    """
+    found = encoded_dialogues(encoder, dialogues, counts, check)
+    yield from packed(length, tokenizer, found, counts, check, window_dialogues)
+    check.finish()
+    check_answers(length, counts)
 
 
 def encoded_dialogues(
@@ -104,7 +105,7 @@ def encoded_dialogues(
         bits = str(len(encoded.ids).bit_length())
         counts.length_bits[bits] = counts.length_bits.get(bits, 0) + 1
         text_bytes = len(rendered.text.encode(errors="replace"))
-        yield LongDialogue(encoded, len(encoded.ids), text_bytes, rendered.is_cut)
+        yield LongDialogue(encoded, text_bytes)
 
 
 def packed(
@@ -115,18 +116,16 @@ def packed(
     check: FidelityCheck,
     window_dialogues: int = WINDOW_DIALOGUES,  # packed together; 1: a row for each
 ) -> Iterator[np.ndarray]:
-    """Yield the codes of rows [T], and count what is used.
-
-    Raises:
-        UnansweredError: most dialogues have no answer within a row.
-        CorpusError: the tokenizer does not know the text.
-    """
+    """Yield the codes of rows [T], and count what is used."""
     used = _used(length, dialogues, counts, check)
     for row in packed_rows(used, length, tokenizer.separator or 0, window_dialogues):
         counts.answer_tokens += int(np.count_nonzero(row & COUNTS))
         counts.padding_tokens += _padding(row)
         yield row
-    check.finish()
+
+
+def check_answers(length: int, counts: TextCounts) -> None:
+    """Raise UnansweredError if most dialogues have no answer within a row of ``length`` tokens."""
     if counts.left_out > counts.documents:
         unused = "".join(f". {each[0].upper()}{each[1:]}" for each in _unused(counts))
         raise UnansweredError(
@@ -198,12 +197,13 @@ def _used(
 ) -> Iterator[EncodedDialogue]:
     """Yield the dialogues that have an answer, at most a row long."""
     for each in dialogues:
+        tokens = len(each.encoded.ids)
         ids, is_predicted = each.encoded.ids[:length], each.encoded.counts[:length]
         if not is_predicted[1:].any():
             counts.left_out += 1
             continue
-        counts.truncated += each.tokens > length or each.is_cut
-        check.count(ids, each.text_bytes * len(ids) // each.tokens, begins_document=True)
+        counts.truncated += tokens > length
+        check.count(ids, each.text_bytes * len(ids) // tokens, begins_document=True)
         yield EncodedDialogue(ids, is_predicted)
 
 

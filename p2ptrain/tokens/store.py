@@ -39,6 +39,14 @@ class ShardStore:
     def has(self, digest: str) -> bool:
         return self.path(digest).is_file()
 
+    def is_whole(self, digest: str) -> bool:
+        """Return whether a shard is here, and has its digest."""
+        try:
+            with self.path(digest).open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest() == digest
+        except OSError:
+            return False
+
     def held(self, index: ShardIndex) -> frozenset[int]:
         """Return the numbers, among all digests of an index, of the shards that are here."""
         here = {path.name for path in self._paths()}
