@@ -18,7 +18,7 @@ from p2ptrain.base.errors import AdmissionError, HomeError, UserError
 from p2ptrain.base.imports import command_imports
 from p2ptrain.base.text import UserPath
 from p2ptrain.manifest import JoinLink
-from peer.options import AT, FILE, HOME, LINK, MIN_TEXT_GB, MODEL, TEAM, WEIGHTS, FiniteRange, Utf8, check_model
+from peer.options import AT, FILE, HOME, LINK, MIN_TEXT_GB, TEAM, WEIGHTS, FiniteRange, Utf8
 
 if TYPE_CHECKING:
     from p2ptrain.admission import AccessList
@@ -334,21 +334,23 @@ def export(home: Path, out: Path) -> None:
 
 
 @click.command(short_help="Continue a text with a model.")
-@MODEL
+@HOME
 @click.argument("text", type=Utf8())
 @click.option("--tokens", default=200, show_default=True, type=click.IntRange(1, 100_000), help="How many to add.")
 @click.option(
     "--temperature", default=0.8, show_default=True, type=FiniteRange(0), help="0: always the most likely token."
 )
 @click.option("--seed", default=0, show_default=True, help="The same seed gives the same text.")
-def generate(model: Path, text: str, tokens: int, temperature: float, seed: int) -> None:
-    """Continue TEXT with the newest checkpoint in a peer's home, or with a model in a folder in Hugging Face format."""
-    check_model(model)  # before the import of large libraries
+def generate(home: Path, text: str, tokens: int, temperature: float, seed: int) -> None:
+    """Continue TEXT with the newest checkpoint in HOME."""
+    from peer.home import Home
+
+    Home(home).check_trained()  # before the import of large libraries
     with command_imports():
         from p2ptrain.train.generate import Sampling, generate_text
         from peer.trained.language_model import load
 
-    loaded = load(model, "cpu")
+    loaded = load(home, "cpu")
     sampling = Sampling(temperature=temperature, seed=seed)
     click.echo(generate_text(loaded.module, loaded.tokenizer, text, tokens, sampling, loaded.ends))
 

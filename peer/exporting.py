@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import torch
 from safetensors import SafetensorError
 
@@ -29,15 +28,14 @@ from p2ptrain.base.errors import UserError
 from p2ptrain.base.launcher import launched
 from p2ptrain.data.published_settings import CONFIG, GENERATION, TOKENIZER_CONFIG
 from p2ptrain.data.tokenizer import SEPARATORS, Tokenizer
-from p2ptrain.manifest import Manifest, SignedManifest, parameter_count
+from p2ptrain.manifest import Manifest, SignedManifest
 from p2ptrain.ports import HeldOutLoss
 from p2ptrain.tokens.corpus import HELD_OUT_TOKENS, ShardCorpus
 from p2ptrain.train.evaluate import validation_loss
-from p2ptrain.train.model import shape_module, summed_loss
+from p2ptrain.train.model import summed_loss
 from peer import loading
 from peer.exported_chat import MESSAGES, ExportedChat, exported_chat
 from peer.exported_tokens import ExportedTokens
-from peer.exported_weights import write_weights
 from peer.home import Home
 from peer.model import newest_checkpoint, run_settings, run_text, run_tokenizer, stored_model
 
@@ -62,6 +60,10 @@ TOLERANCE = 1e-3
 difference with other threads and versions of transformers."""
 
 
+SHARD_BYTES = 2_000_000_000
+"""Longest file of weights in bytes, unless one parameter is longer: every file system and file host takes it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Exported:
     """Result of an export."""
@@ -76,10 +78,6 @@ class Exported:
 Finish = Callable[[Path, Exported], None]
 """Called with the checked folder before it gets its name, to write more files into it."""
 
-
-LOADED_BYTES = 12
-"""Memory in bytes per parameter in which the whole model is checked: the module, its flat copy while it is built, and
-the pages of the files. Guess: measure the export of models of several sizes."""
 
 Tell = Callable[[str, str], None]
 """Called with an activity, and with how much of it is done or an empty string."""
@@ -139,35 +137,18 @@ def _write(home: Home, folder: Path, tell: Tell) -> tuple[Exported, _Expected]:
 
     tell("reading the checkpoint", "")
     signed, found = newest_checkpoint(home)
-    stored, state = found.tensors, found.state
     tokenizer = run_tokenizer(home, signed)
     settings = run_settings(home, signed)
     chat = exported_chat(home, signed, tokenizer, settings)
     tokens = ExportedTokens.of(tokenizer, chat, settings)
-    shape = shape_module(signed.manifest.model)
+    model = stored_model(home, signed, found.tensors).module
     tell("writing the files", "")
-    write_weights(folder, stored, shape, home.path)
-    _write_configuration(folder, shape, tokens)
-    _write_tokenizer(folder, tokenizer, shape.config, chat, tokens)
+    _write_model(folder, model, tokens)
+    _write_tokenizer(folder, tokenizer, model.config, chat, tokens)
     corpus, why_not = _held_out(home, signed.manifest)
-    if (too_large := _too_large(signed.manifest)) is not None:
-        exported = Exported(signed, state, None, too_large, corpus)
-        return exported, _expected(folder, None, shape.config, tokenizer, chat, None)
-    model = stored_model(signed, stored)
-    loss = None if corpus is None else validation_loss(model.module, corpus, HELD_OUT_TOKENS, goes_on=goes_on)
-    exported = Exported(signed, state, loss, why_not, corpus)
-    return exported, _expected(folder, model.module, shape.config, tokenizer, chat, corpus)
-
-
-def _too_large(manifest: Manifest) -> str | None:
-    """Return why the whole model cannot be loaded here to check it, None if it can."""
-    needed, free = LOADED_BYTES * parameter_count(manifest.model), psutil.virtual_memory().available
-    if needed <= free:
-        return None
-    return (
-        f"loading the whole model takes {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free; nor was it "
-        "checked that transformers loads the same weights"
-    )
+    loss = None if corpus is None else validation_loss(model, corpus, HELD_OUT_TOKENS, goes_on=goes_on)
+    exported = Exported(signed, found.state, loss, why_not, corpus)
+    return exported, _expected(folder, model, tokenizer, chat, corpus)
 
 
 def _held_out(home: Home, manifest: Manifest) -> tuple[ShardCorpus | None, str]:
@@ -180,13 +161,12 @@ def _held_out(home: Home, manifest: Manifest) -> tuple[ShardCorpus | None, str]:
 
 def _expected(
     folder: Path,
-    module: PreTrainedModel | None,  # None: only the tokenizer is compared
-    config: PretrainedConfig,
+    module: PreTrainedModel,
     tokenizer: Tokenizer,
     chat: ExportedChat | None,
     corpus: ShardCorpus | None,
 ) -> _Expected:
-    rows = [tokenizer.encode_batch([SAMPLE])[0][: config.max_position_embeddings].tolist()]
+    rows = [tokenizer.encode_batch([SAMPLE])[0][: module.config.max_position_embeddings].tolist()]
     texts = [SAMPLE]
     if corpus is not None:
         rows = [_sequence(row) for batch in corpus.validation_batches(COMPARED_TOKENS, 1) for row in batch]
@@ -195,16 +175,14 @@ def _expected(
     plain = [] if chat is not None else tokenizer.encode_batch(texts)
     marked = [] if chat is None else [ids for ids, _ in tokenizer.encode_marked(texts)]
     ids = [[*tokenizer.prefix, *each.tolist()] for each in [*plain, *marked]]
-    loss = None
-    if module is not None:
-        with torch.no_grad():
-            total = sum(float(summed_loss(module, torch.tensor([row]), None)) for row in rows)
-        loss = total / sum(len(row) - 1 for row in rows)
+    with torch.no_grad():
+        total = sum(float(summed_loss(module, torch.tensor([row]), None)) for row in rows)
+    loss = total / sum(len(row) - 1 for row in rows)
     return _Expected(
         request={
             "folder": str(folder),
             "texts": texts,
-            "rows": [] if module is None else rows,
+            "rows": rows,
             "messages": MESSAGES if prompt_ids else [],
         },
         answer={"ids": ids, "trusting_ids": ids, "loss": loss, "prompt_ids": prompt_ids},
@@ -220,15 +198,17 @@ def _sequence(row: torch.Tensor) -> list[int]:
     return inputs[: [*starts, len(inputs)][1]].tolist()
 
 
-def _write_configuration(folder: Path, module: PreTrainedModel, tokens: ExportedTokens) -> None:
-    """Write what ``save_pretrained`` writes beside the weights."""
+def _write_model(folder: Path, module: PreTrainedModel, tokens: ExportedTokens) -> None:
+    """Write weights and configuration."""
+    from transformers.utils import logging
+
     config = module.config
-    config.architectures = [type(module).__name__]
     # transformers generates as its own file says, other readers as the model's configuration does
     for each in (config, module.generation_config):
         each.use_cache = True  # training turns it off
         each.eos_token_id, each.bos_token_id, each.pad_token_id = tokens.end, tokens.begin, tokens.pad
-        each.save_pretrained(folder)
+    logging.disable_progress_bar()
+    module.save_pretrained(folder, max_shard_size=SHARD_BYTES)
     _edit(folder / CONFIG, **_older_names(config))
     _edit(folder / GENERATION, **tokens.generation())
 
@@ -340,7 +320,7 @@ def _check(expected: _Expected, loaded: loading.Answer) -> None:
     if loaded["prompt_ids"] != expected.answer["prompt_ids"]:
         raise _different("apply_chat_template makes other ids of a dialogue than training did")
     ours, loss = expected.answer["loss"], loaded["loss"]
-    if ours is not None and loss is not None and not abs(ours - loss) <= TOLERANCE:  # also if either is not a number
+    if not abs(ours - loss) <= TOLERANCE:  # also if either is not a number
         raise _different(f"AutoModelForCausalLM has a loss of {loss:.4f}, and the peer's model {ours:.4f}")
 
 

@@ -16,7 +16,7 @@ class Request(TypedDict):
 
     folder: str  # with the files of ``save_pretrained``
     texts: list[str]
-    rows: list[list[int]]  # token ids; at least two a row; without rows no model is loaded
+    rows: list[list[int]]  # token ids; at least two a row
     messages: list[dict[str, str]]  # a dialogue for the chat template; empty: there is none
 
 
@@ -26,11 +26,11 @@ class Answer(TypedDict):
     ids: list[list[int]]  # of each text
     trusting_ids: list[list[int]]  # the same, loaded with trust_remote_code=True
     prompt_ids: list[int]  # of the dialogue and the beginning of an answer
-    loss: float | None  # mean cross entropy of all predicted tokens of the rows, in nats; None without rows
+    loss: float  # mean cross entropy of all predicted tokens of the rows, in nats
 
 
 def answer(request: Request) -> Answer:
-    """Load model and tokenizer with the calls of docs/JOIN.md; return ids and loss. Raises what transformers raises."""
+    """Load model and tokenizer as docs/MODELS.md does; return ids and loss. Raises what transformers raises."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -46,8 +46,6 @@ def answer(request: Request) -> Answer:
         tokenizer = AutoTokenizer.from_pretrained(request["folder"])
         ids_of: Any = tokenizer.apply_chat_template
         prompt_ids = ids_of(messages, add_generation_prompt=True, return_dict=False)
-    if not request["rows"]:
-        return {"ids": ids, "trusting_ids": trusting_ids, "prompt_ids": prompt_ids, "loss": None}
     model = AutoModelForCausalLM.from_pretrained(request["folder"])
     total, count = 0.0, 0
     with torch.no_grad():

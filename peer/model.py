@@ -5,22 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+import psutil
 import torch
 from torch import Tensor
 
 from p2ptrain import checkpoint
-from p2ptrain.base.errors import CorpusError, HomeError
-from p2ptrain.checkpoint import PIECE_ELEMENTS, Checkpoint, StoredTensors
+from p2ptrain.base.errors import CorpusError, DeviceError, HomeError, UserError
+from p2ptrain.checkpoint import Checkpoint, StoredTensors
 from p2ptrain.data.chat_template import ChatTemplate
 from p2ptrain.data.packed_stream import load_template, template_name
 from p2ptrain.data.published_settings import PublishedSettings
 from p2ptrain.data.tokenizer import Tokenizer, tokenizer_of
-from p2ptrain.manifest import Manifest, SignedManifest
+from p2ptrain.manifest import Manifest, SignedManifest, parameter_count
 from p2ptrain.manifest import Tokenizer as TokenizerSpec
 from p2ptrain.tokens.corpus import ShardCorpus
 from p2ptrain.tokens.opened import open_corpus, user_store
 from p2ptrain.train.model import FlatModel, flat_model
 from peer.home import Home
+
+LOADED_BYTES = 12
+"""Memory in bytes per parameter of the whole model: the module, its flat copy while it is built, and the checkpoint
+or the pages of files. Guess: measure the export of models of several sizes."""
 
 
 def newest(home: Home) -> tuple[SignedManifest, StoredTensors]:
@@ -93,31 +98,37 @@ def run_settings(home: Home, signed: SignedManifest) -> PublishedSettings:
         return PublishedSettings()
 
 
-def stored_model(signed: SignedManifest, stored: StoredTensors) -> FlatModel:
-    """Build the run's model with the slow weights of a checkpoint. Raises HomeError if they do not fit."""
-    model = flat_model(signed.manifest.model, signed.manifest.run.seed, torch.device("cpu"))
-    check_length(stored.length("slow"), len(model.theta))
-    for begin in range(0, len(model.theta), PIECE_ELEMENTS):
-        piece = model.theta[begin : begin + PIECE_ELEMENTS]
-        piece.copy_(stored.read("slow", begin, begin + len(piece)))
+def stored_model(home: Home, signed: SignedManifest, stored: StoredTensors) -> FlatModel:
+    """Build the run's model with the slow weights of a checkpoint.
+
+    Raises DeviceError if memory is short, HomeError if they do not fit the model, UserError if one is not finite.
+    """
+    parameters, free = parameter_count(signed.manifest.model), psutil.virtual_memory().available
+    if LOADED_BYTES * parameters > free:
+        raise DeviceError(
+            f"The model has {parameters:,} parameters, which take {LOADED_BYTES * parameters / 1e9:.1f} GB of memory, "
+            f"and {free / 1e9:.1f} GB are free.",
+            "End other programs, or copy the home to a machine with more memory.",
+        )
+    model = model_of(signed, stored.read("slow", 0, stored.length("slow")))
+    if not bool(torch.isfinite(model.theta).all()):
+        raise UserError(
+            f"The model in {home.path} is unusable: some of its weights are infinite or not a number.",
+            "Name the home of another peer of this run.",
+        )
     return model
 
 
 def model_of(signed: SignedManifest, slow: Tensor) -> FlatModel:
     """Build the run's model with the given slow weights [P]. Raises HomeError if they do not fit."""
     model = flat_model(signed.manifest.model, signed.manifest.run.seed, torch.device("cpu"))
-    check_length(len(slow), len(model.theta))
-    model.theta.copy_(slow)
-    return model
-
-
-def check_length(found: int, wanted: int) -> None:
-    """Raise HomeError unless a checkpoint has as many weights as the run's model."""
-    if found != wanted:
+    if len(slow) != len(model.theta):
         raise HomeError(
-            f"The checkpoint has {found:,} weights, but the run's model has {wanted:,}.",
+            f"The checkpoint has {len(slow):,} weights, but the run's model has {len(model.theta):,}.",
             "Name the home that the checkpoint belongs to.",
         )
+    model.theta.copy_(slow)
+    return model
 
 
 def mean(weights: Iterable[Tensor]) -> Tensor:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
 from p2ptrain.base import files
-from p2ptrain.base.errors import HomeError, JoinLinkError
+from p2ptrain.base.errors import JoinLinkError
 from p2ptrain.base.input_file import FiniteRange as FiniteRange
 from p2ptrain.base.input_file import InputFile
 from p2ptrain.base.text import UserPath, command_line
@@ -19,31 +18,6 @@ from p2ptrain.manifest import KEY_FILE, JoinLink
 
 FILE = InputFile()
 HOME = click.argument("home", type=click.Path(file_okay=False, path_type=UserPath))
-MODEL = click.argument("model", type=click.Path(file_okay=False, path_type=UserPath))
-"""A peer's home, or a folder in Hugging Face format."""
-
-CONFIG_FILE = "config.json"
-"""File that every folder in Hugging Face format has, and no home."""
-
-
-def check_model(place: Path) -> bool:
-    """Return whether a directory is the home of a peer that has trained, and not a folder in Hugging Face format.
-
-    Raises HomeError if it is neither.
-    """
-    from peer.home import Home
-
-    try:
-        if files.exists(place / CONFIG_FILE):
-            return False
-    except OSError as error:
-        raise files.unusable(place, error) from error
-    try:
-        Home(place).check_trained()
-    except HomeError as error:
-        remedy = f"{error.remedy} A folder in Hugging Face format has a {CONFIG_FILE}."
-        raise HomeError(error.problem, remedy) from None
-    return True
 
 
 class Utf8(click.ParamType):

@@ -19,7 +19,7 @@ def load_model(home: Home) -> tuple[FlatModel, Tokenizer]:
     Raises HomeError if there is none.
     """
     signed, stored = newest(home)
-    model = stored_model(signed, stored)
+    model = stored_model(home, signed, stored)
     return model, run_tokenizer(home, signed)
 
 

@@ -1,1 +1,1 @@
-"""Use of a trained model, from a peer's home or a folder in Hugging Face format: evaluate, chat, publish."""
+"""Use of a trained model, in a peer's home: evaluate, chat, publish."""

@@ -1,4 +1,4 @@
-"""Model card of a run's model in Markdown: what its manifest, checkpoint, receipts and event log say. Pure.
+"""Model card of a run's model in Markdown: what its manifest, checkpoint and receipts say. Pure.
 
 Each number is one of these sources'. The card says which of them are proven, and which are one peer's own statement.
 """
@@ -21,13 +21,6 @@ from p2ptrain.ports import HeldOutLoss
 from p2ptrain.receipts import Total
 from p2ptrain.recipes import RECIPES
 from p2ptrain.tokens.builtin import DIGESTS
-from peer.trained.loss_curve import LossReading, thinned
-
-MOST_READINGS = 12
-"""Rows of the table of held-out losses."""
-
-_LINK = r"^The run's join link is `[^`\n]*`\. ?"
-_DESCRIBED = "`manifest.signed` describes the whole run."
 
 Rows = Sequence[tuple[str, str]]
 
@@ -54,13 +47,9 @@ class CardFacts:
     """None: the run's text is not where the card is written."""
     receipts: Total | None
     """What the publishing peer's receipts prove; None: it has none."""
-    curve: Sequence[LossReading]
     repository: str
     """Name on the hub, owner/name."""
     licence: str | None
-    languages: Sequence[str] = ()
-    link: str | None = None
-    """Join link of the run."""
     names_peer: bool = False
     """Whether the card names the publishing peer."""
 
@@ -88,20 +77,6 @@ def escaped(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]<>()#+\-.!|~&$:/@])", r"\\\1", plain)
 
 
-def with_link(text: str, link: str) -> str:
-    """Return a card with the run's join link in it, instead of the one that it has if any."""
-    sentence = _link_sentence(link)
-    for pattern in (_LINK, f"(?=^{re.escape(_DESCRIBED)})"):
-        changed, found = re.subn(pattern, lambda _: sentence, text, count=1, flags=re.MULTILINE)
-        if found:
-            return changed
-    return f"{text.rstrip()}\n\n{sentence.strip()}\n"
-
-
-def _link_sentence(link: str) -> str:
-    return f"The run's join link is `{link}`. "
-
-
 def initial_weights(signed: SignedManifest) -> Any:
     """Return the manifest's ``model.init``, published weights from which the run began; None: random ones."""
     return getattr(signed.manifest.model, "init", None)
@@ -112,8 +87,6 @@ def _front_matter(facts: CardFacts) -> str:
     data: dict[str, Any] = {}
     if facts.licence is not None:
         data["license"] = facts.licence
-    if facts.languages:
-        data["language"] = list(facts.languages)
     data |= {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["p2ptrain"]}
     if begun is not None and begun.kind == "hub":
         data["base_model"] = begun.name
@@ -169,7 +142,6 @@ def _run_rows(facts: CardFacts) -> Rows:
 
 
 def _again(facts: CardFacts) -> str:
-    link = "" if facts.link is None else _link_sentence(facts.link)
     manifest = facts.signed.manifest
     needed = [each for each in named_files(manifest) if each.what != SETTINGS]
     options = f" {WEIGHTS_OPTION} PATH" if any(each.option == WEIGHTS_OPTION for each in needed) else ""
@@ -182,7 +154,7 @@ def _again(facts: CardFacts) -> str:
             f"`RUN/files`, with its SHA-256 as its name, but weights.{shards}\n{listed}"
         )
     return (
-        f"{link}{_DESCRIBED} To train it again, begin it on a reachable computer, and "
+        "`manifest.signed` describes the whole run. To train it again, begin it on a reachable computer, and "
         "join by the link that this prints:\n\n"
         f"```sh\nmkdir RUN && cp manifest.signed RUN\np2ptrain bootstrap RUN{options}\n```{lacks}"
     )
@@ -294,14 +266,7 @@ def _losses(facts: CardFacts) -> str:
     if isinstance(first, float) and math.isfinite(first):
         read = int(facts.state.get("val_loss_first_tokens") or 0)
         parts.append(f"Before the publishing peer's first step it was {first:.4f}, from {read:,} tokens.")
-    progress = float(facts.state.get("progress", 0.0))
-    known = thinned([each for each in facts.curve if each.progress <= progress], MOST_READINGS)
-    text = " ".join(parts)
-    if not known:
-        return text
-    rows = [f"| {each.progress:,.0f} | {each.loss:.4f} | {each.tokens:,} |" for each in known]
-    table = "\n".join(["| tokens of all peers | loss, nats per token | held-out tokens read |", "|--:|--:|--:|", *rows])
-    return f"{text} The publishing peer noted, of the weights that it was training:\n\n{table}"
+    return " ".join(parts)
 
 
 def _use(facts: CardFacts) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -13,19 +13,19 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 from small_corpus import AWAY
-from trained_model import generate_tokens, load_model
+from trained_model import load_model
 
 from p2ptrain import checkpoint
-from p2ptrain.base.errors import CorpusError, UserError
+from p2ptrain.base.errors import UserError
 from p2ptrain.cli import cli
 from p2ptrain.data.chat_template import ChatTemplate, Message
 from p2ptrain.manifest import SignedManifest
-from p2ptrain.train.generate import Sampling
+from p2ptrain.train.generate import Sampling, generate_text
 from p2ptrain.train.model import flat_model
 from peer.home import Home
 from peer.trained import chat as conversation
 from peer.trained import chat_command
-from peer.trained.chat import DROPPED, NO_TEMPLATE, TOO_LONG
+from peer.trained.chat import DROPPED, TOO_LONG
 from peer.trained.chat_command import chat
 
 CHATS = {**AWAY, "template": "chatml"}
@@ -92,7 +92,12 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Script]:
 def taught(tmp_path: Path, signed_run: Callable[..., SignedManifest]) -> Home:
     """Return the home of a run with chat template chatml and a window of 256 bytes."""
     signed = signed_run(corpus=CHATS, model__config__max_position_embeddings=256)
-    found = Home(tmp_path / "taught")
+    return home_of(tmp_path / "taught", signed)
+
+
+def home_of(path: Path, signed: SignedManifest) -> Home:
+    """Return the home of a peer with a checkpoint."""
+    found = Home(path)
     found.path.mkdir()
     found.save_manifest(signed)
     theta = flat_model(signed.manifest.model, 1, torch.device("cpu")).theta
@@ -114,7 +119,6 @@ def test_a_dialogue_has_the_form_of_the_template(taught: Home, script: Callable[
     assert made.prompts == [first, f"{first}it is red{END}{START}user\nsay blue{END}{START}assistant\n"]
     assert [each[0] for each in made.asked] == [9, 9]
     assert made.asked[0][1].seed != made.asked[1][1].seed
-    assert NO_TEMPLATE not in ran.stderr
 
 
 def test_bytes_that_are_not_text_cost_no_other_line(taught: Home, script: Callable[..., Script]) -> None:
@@ -149,81 +153,48 @@ def test_the_oldest_turns_are_forgotten_when_the_window_is_full(taught: Home, sc
     assert ran.stdout == "one\ntwo\nthree\n"
 
 
-def test_a_model_without_a_template_continues_the_text(home: Home, script: Callable[..., Script]) -> None:
-    made = script(" a time", "was")
-    ran = run(home.path, "Once upon\nthere \n", "--system", "no")
-    assert ran.stderr.count(NO_TEMPLATE) == 1
-    assert "--system has no effect" in ran.stderr
-    assert ran.stdout == " a time\nwas\n"
-    assert made.prompts == ["Once upon", "Once upon a time\nthere "]
-    error = run(home.path, "x\n", "--template", taught_file(home.path)).exception
-    assert isinstance(error, UserError)
-    assert "this run has no chat template" in error.problem
+PICKY = (
+    "{% for each in messages %}"
+    "{% if 'bad' in each.content or (each.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('not this: ' + each.content) }}{% endif %}"
+    "[{{ each.role[0] }}{{ each.content }}]{% endfor %}"
+)
+"""Template that refuses some messages, and dialogues in which the same side speaks twice."""
+
+SLOW = (
+    "{% for each in messages %}{% if each.content == 'slow' %}"
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{% endif %}"
+    "[{{ each.role[0] }}{{ each.content }}]{% endfor %}"
+)
+"""Template that loops until Ctrl+C at one message."""
 
 
-def taught_file(folder: Path) -> Path:
-    path = folder / "own.jinja"
-    path.write_text("{% for each in messages %}[{{ each.role }}:{{ each.content }}]{{ eos_token }}{% endfor %}")
-    return path
+@pytest.fixture
+def spoken(tmp_path: Path, signed_run: Callable[..., SignedManifest]) -> Callable[[str], Home]:
+    """Return a function that returns the home of a run with a template of its own."""
 
+    def made(template: str) -> Home:
+        digest = hashlib.sha256(template.encode()).hexdigest()
+        found = home_of(tmp_path / "spoken", signed_run(corpus={**AWAY, "template": digest}))
+        found.files.add(digest, template.encode())
+        return found
 
-def test_a_text_is_drawn_by_the_model_itself(home: Home) -> None:
-    model, tokenizer = load_model(home)
-    wanted = generate_tokens(model.module, list(b"To be"), 30, Sampling(seed=4), tokenizer.separator, 256)
-    ran = run(home.path, "To be\n", "--new-tokens", 30, "--seed", 4)
-    printed = "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in tokenizer.decode(wanted))
-    assert ran.stdout == printed + "\n"
-
-
-def test_a_folder_speaks_by_its_own_template(folder: Path, script: Callable[..., Script]) -> None:
-    made = script("well.")
-    (folder / "chat_template.jinja").write_text(taught_file(folder).read_text())
-    config = json.loads((folder / "tokenizer_config.json").read_text()) | {"eos_token": {"content": "</e>"}}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    ran = run(folder, "hi\n")
-    assert ran.exception is None, ran.output
-    assert made.prompts == ["[user:hi]</e>"]
-    assert ran.stdout == "well.\n"
-    (folder / "chat_template.jinja").unlink()
-    config["chat_template"] = "{% for each in messages %}{{ each.content }}?{% endfor %}"
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    made = script("yes")
-    assert run(folder, "hi\n").exception is None
-    assert made.prompts == ["hi?"]
-
-
-@pytest.mark.parametrize(("source", "said"), [("{% for %}", "cannot be used"), ("\xff", "not UTF-8")])
-def test_a_bad_template_is_a_sentence(folder: Path, script: Callable[..., Script], source: str, said: str) -> None:
-    script("never")
-    (folder / "chat_template.jinja").write_text(source, encoding="latin-1")
-    with pytest.raises(CorpusError, match=said):
-        raise run(folder, "hi\n").exception or AssertionError
-
-
-def picky(folder: Path) -> Path:
-    """Return a template that refuses some messages, and dialogues in which the same side speaks twice."""
-    path = folder / "picky.jinja"
-    path.write_text(
-        "{% for each in messages %}"
-        "{% if 'bad' in each.content or (each.role == 'user') != (loop.index0 % 2 == 0) %}"
-        "{{ raise_exception('not this: ' + each.content) }}{% endif %}"
-        "[{{ each.role[0] }}{{ each.content }}]{% endfor %}"
-    )
-    return path
+    return made
 
 
 def test_in_a_pipe_a_refused_message_is_told_and_the_next_is_answered(
-    folder: Path, script: Callable[..., Script], tmp_path: Path
+    spoken: Callable[[str], Home], script: Callable[..., Script]
 ) -> None:
     made = script("one", "two")
-    ran = run(folder, "first\nbad\nsecond\n", "--template", picky(tmp_path), "--new-tokens", 4)
+    home = spoken(PICKY)
+    ran = run(home.path, "first\nbad\nsecond\n", "--new-tokens", 4)
     assert ran.exit_code == 2
     assert ran.stdout == "one\ntwo\n"
     assert ran.stderr.count("error: The chat template") == 1
     assert "not this: bad" in ran.stderr
     assert made.prompts == ["[ufirst]", "[ufirst][aone][usecond]"]
     script("one")
-    assert run(folder, "first\n", "--template", picky(tmp_path), "--new-tokens", 4).exit_code == 0
+    assert run(home.path, "first\n", "--new-tokens", 4).exit_code == 0
 
 
 def test_at_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(
@@ -245,15 +216,9 @@ def test_in_a_pipe_ctrl_c_ends_the_command(taught: Home, script: Callable[..., S
 
 
 def test_at_a_terminal_a_question_whose_rendering_is_stopped_is_forgotten(
-    folder: Path, script: Callable[..., Script], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spoken: Callable[[str], Home], script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check with a template that loops until Ctrl+C, which must not leave its late reply to the next question."""
-    slow = tmp_path / "slow.jinja"
-    slow.write_text(
-        "{% for each in messages %}{% if each.content == 'slow' %}"
-        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{% endif %}"
-        "[{{ each.role[0] }}{{ each.content }}]{% endfor %}"
-    )
     made = script("one", "two")
     Terminal("first", "slow", "second").use(monkeypatch)
     render = ChatTemplate.render
@@ -271,40 +236,50 @@ def test_at_a_terminal_a_question_whose_rendering_is_stopped_is_forgotten(
             signal.signal(signal.SIGINT, before)
 
     monkeypatch.setattr(ChatTemplate, "render", stopped)
-    chat.main([str(folder), "--device", "cpu", "--template", str(slow), "--new-tokens", "4"], standalone_mode=False)
+    chat.main([str(spoken(SLOW).path), "--device", "cpu", "--new-tokens", "4"], standalone_mode=False)
     assert made.prompts == ["[ufirst]", "[ufirst][aone][usecond]"]
 
 
+def test_a_template_that_never_ends_is_stopped(
+    spoken: Callable[[str], Home], script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversation, "TEMPLATE_S", 0.3)
+    made = script("one")
+    ran = run(spoken(SLOW).path, "slow\nfirst\n", "--new-tokens", 4)
+    assert ran.exit_code == 2
+    assert "it takes longer than 0.3 s" in ran.stderr
+    assert made.prompts == ["[ufirst]"]
+
+
 def test_at_a_terminal_a_refused_message_is_told_and_the_next_is_answered(
-    folder: Path,
+    spoken: Callable[[str], Home],
     script: Callable[..., Script],
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     made = script(b"\x03", "one")
     Terminal("bad", "stopped at once", "first").use(monkeypatch)
-    chat.main(
-        [str(folder), "--device", "cpu", "--template", str(picky(tmp_path)), "--new-tokens", "4"], standalone_mode=False
-    )
+    chat.main([str(spoken(PICKY).path), "--device", "cpu", "--new-tokens", "4"], standalone_mode=False)
     assert "not this: bad" in capsys.readouterr().err
     assert made.prompts == ["[ustopped at once]", "[ufirst]"]
 
 
-def test_a_prompt_with_bytes_that_are_not_utf_8_is_refused_or_told(folder: Path) -> None:
-    for arguments in (["generate", str(folder), "The \udcff cat"], ["chat", str(folder), "--system", "The \udcff cat"]):
+def test_a_prompt_with_bytes_that_are_not_utf_8_is_refused(home: Home) -> None:
+    for arguments in (["generate", str(home.path), "The \udcff cat"], ["chat", str(home.path), "--system", "a \udcff"]):
         ran = CliRunner().invoke(cli, arguments)
         assert ran.exit_code == 2
-        assert "the text is not UTF-8: byte 0xFF follows 4 characters" in ran.stderr
-    ran = CliRunner().invoke(cli, ["chat", str(folder), "--new-tokens", "2"], input=b"The \xff\xfe cat\n")
-    assert "(This line is not UTF-8, and the model reads \ufffd instead: byte 0xFF follows 4 characters.)" in ran.stderr
-    assert ran.exit_code == 0
+        assert "the text is not UTF-8: byte 0xFF follows" in ran.stderr
 
 
-def test_generate_continues_a_text_with_a_folder(folder: Path, home: Home) -> None:
-    told = [
-        CliRunner().invoke(cli, ["generate", str(place), "The cat", "--tokens", "9"]) for place in (folder, home.path)
-    ]
-    assert [each.exit_code for each in told] == [0, 0]
-    assert told[0].stdout == told[1].stdout
-    assert told[0].stdout.startswith("The cat")
+def test_generate_continues_a_text(home: Home) -> None:
+    model, tokenizer = load_model(home)
+    told = CliRunner().invoke(cli, ["generate", str(home.path), "The cat", "--tokens", "9"])
+    assert told.exit_code == 0
+    assert told.stdout == generate_text(model.module, tokenizer, "The cat", 9, Sampling()) + "\n"
+
+
+def test_a_model_that_was_not_taught_dialogues_is_refused(home: Home) -> None:
+    error = run(home.path, "Once upon\n").exception
+    assert isinstance(error, UserError)
+    assert "was not taught dialogues" in error.problem
+    assert "p2ptrain generate" in error.remedy

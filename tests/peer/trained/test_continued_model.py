@@ -18,11 +18,12 @@ from p2ptrain.manifest import load_run
 from p2ptrain.tokens.index import ShardIndex
 from p2ptrain.tokens.opened import user_store
 from p2ptrain.tokens.store import ShardStore
+from p2ptrain.train.generate import Sampling
 from p2ptrain.train.model import flat_model
 from peer.exporting import export
 from peer.home import Home
 from peer.model import run_text
-from peer.trained.chat import opened
+from peer.trained.chat import Conversation
 from peer.trained.language_model import load
 from tests.peer.trained.published import ENDOFTEXT, IM_END, IM_START, PAD, TEMPLATE, TEXT, published
 
@@ -90,7 +91,6 @@ SOURCES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None, 
 def test_documents_end_as_the_published_model_s(tmp_path: Path, source: str) -> None:
     names, config, generation, end, ends = SOURCES[source]
     model = published(tmp_path / "model", names, config, generation)
-    assert load(model, "cpu").tokenizer.separator == end, "evaluation of the published model"
     run = run_of(tmp_path, model)
     home = home_of(run, tmp_path / "home")
     manifest = load_run(run).manifest
@@ -103,8 +103,8 @@ def test_documents_end_as_the_published_model_s(tmp_path: Path, source: str) -> 
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert loaded.config.eos_token_id == end
     assert loaded.generation_config.eos_token_id == (ends if len(ends) > 1 else end)
-    found = load(tmp_path / "out", "cpu")
-    assert (found.tokenizer.separator, set(found.ends)) == (end, set(ends)), "evaluation of the export"
+    found = load(home.path, "cpu")
+    assert (found.tokenizer.separator, {end, *found.ends}) == (end, set(ends)), "chat"
 
 
 @pytest.mark.usefixtures("in_process")
@@ -133,9 +133,8 @@ def test_an_export_keeps_template_pad_token_and_how_to_generate(tmp_path: Path) 
     assert (loaded.config.pad_token_id, loaded.generation_config.pad_token_id) == (PAD, PAD)
     assert (loaded.config.bos_token_id, loaded.generation_config.bos_token_id) == (IM_START, IM_START)
     assert {name: getattr(loaded.generation_config, name) for name in SAMPLING} == SAMPLING
-    for place in (home.path, tmp_path / "out"):
-        dialogue = opened(load(place, "cpu"), None, None, 4, None, pytest.fail)  # type: ignore[arg-type]
-        assert dialogue._stops == {IM_END, ENDOFTEXT}  # type: ignore[attr-defined]
+    dialogue = Conversation.with_model(load(home.path, "cpu"), 4, Sampling(), pytest.fail)
+    assert dialogue.stops == {IM_END, ENDOFTEXT}
 
 
 def test_another_tokenizer_leaves_the_settings_out(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ from p2ptrain.base.errors import UserError
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.train.model import flat_model, summed_loss
 from p2ptrain.train.sequence_parts import predicted_count
-from peer import exporting
 from peer.home import Home
 from peer.model import run_text
+from peer.trained import evaluating
 from peer.trained.evaluate_command import evaluate
 from tests.data.dialogues import made, write_jsonl
 
@@ -104,25 +104,21 @@ def plain_loop(home: Home, chats: Path, length: int, most: int | None = None) ->
     return total / count, count, size
 
 
-def test_home_and_export_agree_with_a_plain_loop_over_the_answers(
-    taught: Home, chats: Path, tmp_path: Path, in_process: None
-) -> None:
+def test_a_home_agrees_with_a_plain_loop_over_the_answers(taught: Home, chats: Path) -> None:
     loss, count, size = plain_loop(taught, chats, LENGTH)
-    exporting.export(taught, tmp_path / "export")
-    for place, options in ((taught.path, []), (tmp_path / "export", ["--sequence-length", LENGTH])):
-        found = measured(place, chats, *options)
-        assert found["loss"] == pytest.approx(loss, abs=1e-4)
-        assert found["perplexity"] == pytest.approx(math.exp(loss), rel=1e-3)
-        assert (found["tokens"], found["bytes"]) == (count, size)
-        assert found["bits_per_byte"] == pytest.approx(loss * count / size / math.log(2), rel=1e-3)
-        assert found["is_of_answers"]
-        assert [each.partition(" dialogues ")[0] for each in found["warnings"]] == ["1 of 39", "1"]
-        assert "--sequence-length" in found["warnings"][0]
+    found = measured(taught.path, chats)
+    assert found["loss"] == pytest.approx(loss, abs=1e-4)
+    assert found["perplexity"] == pytest.approx(math.exp(loss), rel=1e-3)
+    assert (found["tokens"], found["bytes"]) == (count, size)
+    assert found["bits_per_byte"] == pytest.approx(loss * count / size / math.log(2), rel=1e-3)
+    assert found["is_of_answers"]
+    assert [each.partition(" dialogues ")[0] for each in found["warnings"]] == ["1 of 39", "1"]
+    assert "--sequence-length" in found["warnings"][0]
     loss, count, _ = plain_loop(taught, chats, 64)
     found = measured(taught.path, chats, "--sequence-length", 64)
     assert (found["loss"], found["tokens"]) == (pytest.approx(loss, abs=1e-4), count)
     shown = run(taught.path, chats).stdout
-    assert f"dialogues, up to {LENGTH} tokens each; only their answers are predicted" in shown
+    assert f"{LENGTH} tokens each; only the answers of dialogues are predicted" in shown
 
 
 def test_the_files_loss_is_that_of_the_runs_own_rows(taught: Home, chats: Path) -> None:
@@ -139,31 +135,21 @@ def test_the_files_loss_is_that_of_the_runs_own_rows(taught: Home, chats: Path) 
     assert found["loss"] == pytest.approx(total / count, abs=1e-5)
     held_out = measured(taught.path)
     assert held_out["is_of_answers"]
-    assert "only their answers are predicted" in run(taught.path).stdout
+    assert "only the answers of dialogues are predicted" in run(taught.path).stdout
 
 
-def test_reading_stops_after_so_many_tokens_of_answers(taught: Home, tmp_path: Path) -> None:
-    """Check with one dialogue a row, whose order is that of the file."""
+def test_reading_stops_after_so_many_tokens_of_answers(
+    taught: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check with one dialogue a row, whose order is that of the file, and one row a batch."""
+    monkeypatch.setattr(evaluating, "BATCH_LOGITS", 1)
     long = [
         [{"role": "user", "content": "u" * 20}, {"role": "assistant", "content": f"a{each}" * 9}] for each in range(9)
     ]
     chats = write_jsonl(tmp_path / "long.jsonl", long)
-    loss, count, _ = plain_loop(taught, chats, LENGTH, 50)
+    whole = measured(taught.path, chats)
     found = measured(taught.path, chats, "--most-tokens", 50)
-    assert found["tokens"] == count == 50
-    assert found["loss"] == pytest.approx(loss, abs=1e-4)
-
-
-def test_a_template_given_by_hand_replaces_that_of_a_folder(folder: Path, chats: Path, tmp_path: Path) -> None:
-    own = tmp_path / "own.jinja"
-    own.write_text(OWN)
-    error = error_of(run(folder, chats))
-    assert "has dialogues, but the model in" in error.problem
-    assert "--template" in error.remedy
-    ran = run(folder, chats, "--template", own, "--sequence-length", 32)
-    assert ran.exception is None, ran.output
-    (folder / "chat_template.jinja").write_text(OWN)
-    assert run(folder, chats, "--sequence-length", 32).stdout == ran.stdout
+    assert 50 <= found["tokens"] < whole["tokens"]
 
 
 def test_a_model_that_was_not_taught_dialogues_reads_text(home: Home, chats: Path, tmp_path: Path) -> None:
@@ -172,7 +158,7 @@ def test_a_model_that_was_not_taught_dialogues_reads_text(home: Home, chats: Pat
     assert "--text-field" in error.remedy
     both = tmp_path / "both.jsonl"
     both.write_text("".join(json.dumps({"messages": each, "text": "To be"}) + "\n" for each in made(9)))
-    found = measured(home.path, both)
+    found = measured(home.path, both, "--text-field", "text")
     assert found["bytes"] == 9 * len("To be") - 1
     assert not found["is_of_answers"]
 
@@ -207,8 +193,7 @@ def broken_row(chats: Path) -> Path:
 @pytest.mark.parametrize(
     ("change", "options", "problem", "remedy"),
     [
-        (broken_row, [], r"chats.jsonl, line 41: the last message has the role 'user'", "Correct or remove that row"),
-        (None, ["--stride", "9"], r"--stride is for text, and .*chats.jsonl has dialogues", "Omit --stride"),
+        (broken_row, [], r"chats.jsonl, line 41: the last message has the role 'user'", "Correct the file"),
         (None, ["--sequence-length", "385"], r"reads at most 384 tokens", "at most 384"),
         (
             None,
@@ -226,12 +211,6 @@ def test_what_cannot_be_judged_is_a_sentence(
         raise error
     assert remedy in error.remedy
     assert "signed" not in error.remedy
-
-
-def test_a_template_without_dialogues_is_refused(taught: Home, tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("To be, or not to be")
-    assert "--template is for dialogues" in error_of(run(taught.path, text, "--template", text)).problem
 
 
 def test_a_missing_column_names_the_option_of_this_command(home: Home, tmp_path: Path) -> None:

@@ -1,12 +1,10 @@
-"""The model card is true: each number is that of the manifest, the checkpoint, the receipts or the event log."""
+"""The model card is true: each number is that of the manifest, the checkpoint or the receipts."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -15,8 +13,7 @@ from people import GUEST, ISSUER, NOW, STRANGER, Somebody
 from p2ptrain.manifest import SignedManifest, parameter_count
 from p2ptrain.ports import HeldOutLoss
 from p2ptrain.receipts import Receipt, Total, total
-from peer.trained.loss_curve import LossReading, read_curve, thinned
-from peer.trained.model_card import CardFacts, TextSize, card, escaped, with_link
+from peer.trained.model_card import CardFacts, TextSize, card, escaped
 
 SWARM = {"outer.recipe": "swarm", "outer.exchanges_per_step": 2, "run.tokens": 64_000}
 
@@ -29,7 +26,6 @@ def facts(signed: SignedManifest, **changes: Any) -> CardFacts:
         HeldOutLoss(2.34567, 65_536, 65_536),
         TextSize(4_802_560, 251_904),
         None,
-        [],
         "me/model",
         "apache-2.0",
     )
@@ -97,17 +93,15 @@ def test_each_number_is_the_true_one(signed_run: Callable[..., SignedManifest]) 
 def test_the_metadata_are_what_the_hub_reads(signed_run: Callable[..., SignedManifest]) -> None:
     shards = {"kind": "shards", "root": "0" * 64, "training_tokens": 99_000, "held_out_tokens": 1_000}
     mirror = "hf:someone/tokens"
-    text = card(facts(signed_run(corpus=shards | {"mirror": mirror}), languages=("en", "de"), link="p2ptrain://x"))
+    text = card(facts(signed_run(corpus=shards | {"mirror": mirror})))
     assert front_matter(text) == {
         "license": "apache-2.0",
-        "language": ["en", "de"],
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["p2ptrain"],
     }
     assert f"| SHA-256 of the index of the tokens | `{'0' * 64}` |" in text
     assert "| tokens for training | 99,000 |" in text
-    assert "The run's join link is `p2ptrain://x`." in text
     assert "license" not in front_matter(card(facts(signed_run(), licence=None)))
 
 
@@ -150,14 +144,6 @@ def test_it_says_which_files_another_run_of_it_needs(signed_run: Callable[..., S
     ]
 
 
-def test_a_link_replaces_the_one_of_the_card_or_gets_its_place(signed_run: Callable[..., SignedManifest]) -> None:
-    signed = signed_run()
-    first, second = (card(facts(signed, link=link)) for link in ("p2ptrain://first", "p2ptrain://second"))
-    assert with_link(first, "p2ptrain://second") == second
-    assert with_link(card(facts(signed)), "p2ptrain://first") == first
-    assert with_link("# Mine\n", r"p2ptrain://\1") == "# Mine\n\nThe run's join link is `p2ptrain://\\1`.\n"
-
-
 def test_what_is_not_known_is_not_claimed(signed_run: Callable[..., SignedManifest]) -> None:
     text = card(facts(signed_run(), loss=None, text=None, state={"step": 3}))
     assert "The held-out loss of the published weights was not measured." in text
@@ -166,46 +152,6 @@ def test_what_is_not_known_is_not_claimed(signed_run: Callable[..., SignedManife
     assert "The publishing peer has no receipts of partners." in text
     assert "by one peer, alone" in text  # recipe local
     assert "exchanges per outer step" not in text
-
-
-def test_the_curve_ends_at_the_checkpoint(signed_run: Callable[..., SignedManifest]) -> None:
-    curve = [LossReading(1_000.0 * step, 5 - step / 100, 4_096) for step in range(50)]
-    text = card(facts(signed_run(), curve=curve))
-    table = re.findall(r"^\| ([\d,]+) \| ([\d.]+) \| 4,096 \|$", text, flags=re.MULTILINE)
-    assert len(table) == 12
-    assert table[0] == ("0", "5.0000")
-    assert table[-1] == ("32,000", "4.6800")
-    known = {(f"{each.progress:,.0f}", f"{each.loss:.4f}") for each in curve}
-    assert set(table) <= known
-
-
-def test_the_event_log_gives_the_curve_and_garbage_is_skipped(tmp_path: Path) -> None:
-    notes = [
-        {"kind": "started", "loss": 5.5, "read": 100, "of": 200, "progress": 0.0},
-        {"kind": "progress", "loss": 5.4, "progress": 10.0},
-        {"kind": "held out", "loss": 4.0, "read": 100, "progress": 20.0, "step": 2},
-        {"kind": "held out", "loss": float("nan"), "read": 100, "progress": 30.0, "step": 3},
-        {"kind": "final loss", "loss": 3.9, "read": 200, "progress": 20.0},
-        {"kind": "held out", "loss": 3.95, "read": 50, "progress": 20.0, "step": 2},
-        {"kind": "held out", "loss": "x", "read": None, "progress": 40.0},
-    ]
-    (tmp_path / "events.1.jsonl").write_text(json.dumps(notes[0]) + "\n")
-    lines = [json.dumps(note) for note in notes[1:]] + [
-        '{"kind": "held out", "loss": 1',
-        "[1]",
-        '"loss"',
-        "x" * 100_000,
-    ]
-    (tmp_path / "events.jsonl").write_text("\n".join(lines))
-    assert read_curve(tmp_path / "events.jsonl") == [LossReading(0.0, 5.5, 100), LossReading(20.0, 3.9, 200)]
-    assert read_curve(tmp_path / "nothing.jsonl") == []
-
-
-def test_a_thinned_curve_keeps_its_ends() -> None:
-    curve = [LossReading(float(step), 1.0, 1) for step in range(100)]
-    few = thinned(curve, 5)
-    assert [each.progress for each in few] == [0, 25, 50, 74, 99]
-    assert thinned(curve[:3], 5) == curve[:3]
 
 
 def test_text_of_strangers_has_no_meaning_in_markdown() -> None:

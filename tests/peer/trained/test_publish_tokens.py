@@ -69,30 +69,27 @@ def test_a_text_that_ships_with_the_package_needs_no_mirror(tmp_path: Path) -> N
     assert isinstance(publish(tmp_path / "run", tmp_path / "mirror").exception, CorpusError)
 
 
-def test_a_data_set_gets_what_it_lacks(index: ShardIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    there: set[str] = {f"{index.root[:2]}/{index.root}"}
-    calls: list[Any] = []
+def test_a_data_set_gets_the_shards_and_their_index(
+    index: ShardIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created: list[Any] = []
+    there: set[str] = set()
 
     class Api:
         def create_repo(self, name: str, **named: Any) -> None:
-            calls.append((name, named))
+            created.append((name, named))
 
-        def list_repo_files(self, name: str, repo_type: str) -> list[str]:
-            return [*there]
+        def upload_folder(self, *, folder_path: Path, allow_patterns: str, **_: Any) -> None:
+            there.update(path.relative_to(folder_path).as_posix() for path in folder_path.glob(allow_patterns))
 
-        def create_commit(self, name: str, operations: list[Any], commit_message: str, repo_type: str) -> None:
-            assert all(Path(each.source).is_file() for each in operations)
-            there.update(each.path for each in operations)
-            calls.append([each.path for each in operations])
+        def upload_file(self, *, path_or_fileobj: Path, path_in_repo: str, **_: Any) -> None:
+            assert path_or_fileobj.read_bytes() == index.to_bytes()
+            there.add(path_in_repo)
 
-    hub = SimpleNamespace(HfApi=Api, CommitOperationAdd=lambda path, source: SimpleNamespace(path=path, source=source))
-    monkeypatch.setattr("p2ptrain.data.hub.huggingface_hub", lambda: hub)
+    monkeypatch.setattr("p2ptrain.data.hub.huggingface_hub", lambda: SimpleNamespace(HfApi=Api))
     monkeypatch.setattr(publishing, "check_login", lambda: None)
-    monkeypatch.setattr(publish_tokens, "COMMIT_FILES", 1)
     done = publish(tmp_path / "run", "hf:someone/text", "--public")
     assert done.exit_code == 0, done.output
-    assert calls[0] == ("someone/text", {"repo_type": "dataset", "private": False, "exist_ok": True})
-    assert calls[1:] == [[f"{digest[:2]}/{digest}"] for digest in index.digests]
-    assert publish(tmp_path / "run", "hf:someone/text").exit_code == 0
-    assert calls[3:] == [("someone/text", {"repo_type": "dataset", "private": True, "exist_ok": True})]
+    assert created == [("someone/text", {"repo_type": "dataset", "private": False, "exist_ok": True})]
+    assert there == {f"{digest[:2]}/{digest}" for digest in (index.root, *index.digests)}
     assert isinstance(publish(tmp_path / "run", "hf:text").exception, UserError)
