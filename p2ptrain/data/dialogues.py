@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from p2ptrain.base.errors import CorpusError
@@ -45,18 +44,6 @@ _REMEDY = "Correct or remove that row."
 
 class BrokenRowError(CorpusError):
     """A row of a file has no usable dialogue; the remedy is for the corpus of a run."""
-
-
-def file_dialogues(path: Path, file_format: str, column: str, counts: TextCounts) -> Iterator[Dialogue]:
-    """Yield the dialogues of a jsonl or parquet file, in order. Raises CorpusError, BrokenRowError for a broken row."""
-    counts.where = printable(path)
-    found, unit = dialogue_rows(path, file_format, column)
-    for number, dialogue in found:
-        counts.rows += 1
-        place = f"{unit} {number:,}"
-        if isinstance(dialogue, Unusable):
-            raise broken(counts, place, dialogue.why)
-        yield dialogue._replace(place=place)
 
 
 def has_messages(path: RowFile, file_format: str, column: str) -> bool:

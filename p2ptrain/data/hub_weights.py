@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,13 +13,18 @@ from p2ptrain.base import files
 from p2ptrain.base.errors import HomeError, OtherModelError, WeightsError
 from p2ptrain.base.text import one_line, printable
 from p2ptrain.data.hub import huggingface_hub
-from p2ptrain.data.shards import INDEX, MAX_INDEX_BYTES, SINGLE, shard_names
 from p2ptrain.manifest.initial_weights import MAX_WEIGHT_FILES
 from p2ptrain.manifest.model import parameter_count
 from p2ptrain.manifest.section import HUB_NAME
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Decoder
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+"""Names that transformers gives to weights in one file, and to the list of shards."""
+
+MAX_INDEX_BYTES = 4 << 20
+"""Maximum size of an index: a line of 100 bytes for each tensor of the largest model that a manifest allows."""
 
 LONGEST_MASK = 2048
 """Positions of the causal masks that files of GPT-2 and GPT-NeoX hold beside the weights: those of Pythia."""
@@ -33,6 +39,8 @@ OTHER_MODEL = (
 """Remedy for a run whose model and initial weights do not belong together."""
 
 _SMALLER = "Choose another model."
+_SHARD = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,120}\.safetensors")
+"""Name of a shard in an index, which is a stranger's: no path."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -78,6 +86,18 @@ def download_weights(name: str, revision: str, model: Decoder) -> list[Path]:
         )
     found = [fetch(name, revision, each) for each in whole]
     return [path for path in found if path is not None]
+
+
+def shard_names(index: bytes) -> list[str]:
+    """Return the names of the files that an index lists, each once, in order. Raises ValueError."""
+    try:
+        listed = json.loads(index)["weight_map"].values()
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise ValueError("it lists no shards") from None
+    names = sorted({name for name in listed if isinstance(name, str) and _SHARD.fullmatch(name)})
+    if len(names) != len({str(name) for name in listed}) or not 0 < len(names) <= MAX_WEIGHT_FILES:
+        raise ValueError(f"it must list 1 to {MAX_WEIGHT_FILES} safetensors files of its own folder")
+    return names
 
 
 def commit_of(name: str, revision: str, kind: Literal["model", "dataset"] = "model") -> str:

@@ -16,7 +16,7 @@ from p2ptrain.data.dialogues import UNCOUNTED
 from p2ptrain.data.fidelity import FidelityCheck
 from p2ptrain.data.rows import SURE_ROWS, TextCounts, skip
 from p2ptrain.data.tokenizer import Tokenizer
-from p2ptrain.tokens.packing import BEGINS, COUNTS, FLAG_BITS, WINDOW_DIALOGUES, EncodedDialogue, packed_rows
+from p2ptrain.tokens.packing import BEGINS, COUNTS, FLAG_BITS, EncodedDialogue, packed_rows
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Corpus as CorpusSpec
@@ -70,7 +70,6 @@ def rows_of_dialogues(
     dialogues: Iterable[Dialogue],
     counts: TextCounts,
     check: FidelityCheck,
-    window_dialogues: int = WINDOW_DIALOGUES,  # packed together; 1: a row for each
 ) -> Iterator[np.ndarray]:
     """Yield the codes of rows [T], and count what was read; see ``encoded_dialogues`` and ``packed``.
 
@@ -79,7 +78,7 @@ def rows_of_dialogues(
         CorpusError: the tokenizer does not know the text.
     """
     found = encoded_dialogues(encoder, dialogues, counts, check)
-    yield from packed(length, tokenizer, found, counts, check, window_dialogues)
+    yield from packed(length, tokenizer, found, counts, check)
     check.finish()
     check_answers(length, counts)
 
@@ -114,11 +113,10 @@ def packed(
     dialogues: Iterable[LongDialogue],
     counts: TextCounts,
     check: FidelityCheck,
-    window_dialogues: int = WINDOW_DIALOGUES,  # packed together; 1: a row for each
 ) -> Iterator[np.ndarray]:
     """Yield the codes of rows [T], and count what is used."""
     used = _used(length, dialogues, counts, check)
-    for row in packed_rows(used, length, tokenizer.separator or 0, window_dialogues):
+    for row in packed_rows(used, length, tokenizer.separator or 0):
         counts.answer_tokens += int(np.count_nonzero(row & COUNTS))
         counts.padding_tokens += _padding(row)
         yield row

@@ -262,11 +262,6 @@ def _parse(path: Path, has_prefix: bool, separator: int | None = None) -> JsonTo
         return made
 
 
-def read_tokenizer(path: Path, separator: int | None = None) -> JsonTokenizer:
-    """Read the tokenizer.json of a published model, with its prefix. Raises CorpusError if it is unusable."""
-    return _parse(path, has_prefix=True, separator=separator)
-
-
 def _first_ids(tokenizer: HubTokenizer) -> Sequence[int]:
     """Return the ids that the post-processor puts before every text. Raises ValueError if they cannot be used."""
     tokenizer.no_truncation()

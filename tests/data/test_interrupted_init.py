@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
 import random
@@ -15,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from p2ptrain.base.errors import CorpusError, HomeError, UserError
-from p2ptrain.data import shard_text, tokenizing, unfinished
+from p2ptrain.data import shard_text, tokenizing
 from p2ptrain.data.own_text import Wanted, create
 from p2ptrain.data.sources import InterruptedCorpusError
 from p2ptrain.data.unfinished import Unfinished
@@ -37,7 +38,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (index, writing, shard_text):
         monkeypatch.setattr(module, "SHARD_BYTES", 4_096)
     monkeypatch.setattr(tokenizing, "BATCH_CHARACTERS", 700)
-    monkeypatch.setattr(unfinished, "SAVED_S", 0.0)
+    calls = itertools.count(1)
+    monkeypatch.setattr(Unfinished, "is_due", property(lambda self: next(calls) % 6 == 0))
 
 
 @pytest.fixture
