@@ -25,14 +25,14 @@ class GivenModel:
     """The manifest's section, with the source of the initial weights."""
     tokenizer: Path | None
     """The tokenizer.json; None if the model has none."""
-    template: Path | CorpusError | None = None
-    """A copy of its chat template in the cache, or why there is none; None if the model has none."""
+    template: str | CorpusError | None = None
+    """Its chat template, or why it cannot be read; None if the model has none."""
     weights: tuple[tuple[NamedFile, Path], ...] = ()
     """Files that the section names by digest."""
     settings: PublishedSettings = field(default_factory=PublishedSettings)
     """What its other files say."""
-    kept: tuple[NamedFile, Path] | None = None
-    """The settings in a file, which the section names by digest; None if exports need none."""
+    kept: bytes | None = None
+    """The settings as a file, which the section names by digest; None if exports need none."""
 
     def separator(self, tokenizer: Tokenizer) -> dict[str, int]:
         """Return the manifest's ``tokenizer.separator`` as a table, empty if documents end as usual."""

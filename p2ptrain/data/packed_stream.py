@@ -45,14 +45,13 @@ def load_template(spec: CorpusSpec, tokenizer: Tokenizer, file: Path | None = No
         raise CorpusError(
             "This run was not taught dialogues: it has no chat template.", "Name the home of another run."
         )
-    return named_template(name, tokenizer, file)
+    return ChatTemplate.load(name, None if name == CHATML else file, template_variables(tokenizer))
 
 
-def named_template(name: str, tokenizer: Tokenizer, file: Path | None = None) -> ChatTemplate:
-    """Load a template with what an export tells it of the tokenizer. Raises CorpusError if it is not usable."""
+def template_variables(tokenizer: Tokenizer) -> dict[str, str]:
+    """Return what an export tells a template of the tokenizer."""
     variables = {"bos_token": tokenizer.bos_text, "eos_token": tokenizer.separator_text}
-    given = {name: text for name, text in variables.items() if text}
-    return ChatTemplate.load(name, None if name == CHATML else file, given)
+    return {name: text for name, text in variables.items() if text}
 
 
 class LongDialogue(NamedTuple):

@@ -6,7 +6,6 @@ peers get it by the link. Training reads none of it but the token that ends docu
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -15,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from p2ptrain.base import files
-from p2ptrain.base.errors import CorpusError, HomeError, WeightsError
-from p2ptrain.base.files import cache_directory
+from p2ptrain.base.errors import CorpusError, WeightsError
 from p2ptrain.data.chat_template import (
     MOST_TEMPLATE_BYTES,
     special_tokens_in,
@@ -134,55 +132,33 @@ def _read(path: Path, most_bytes: int = MOST_CONFIG_BYTES) -> bytes | None:
     return content
 
 
-def kept_settings(settings: PublishedSettings) -> tuple[str, Path] | None:
-    """Return digest and path of a copy in the cache, for a run; None if an export would write the same without it.
-
-    Raises HomeError if the cache cannot be written.
-    """
+def kept_settings(settings: PublishedSettings) -> bytes | None:
+    """Return the content of a run's file; None if an export would write the same without it."""
     tokens = settings.tokens.keys() & {"bos_token", "pad_token", "unk_token"}
     content = settings.to_bytes()
     if not (settings.template or tokens or len(settings.ends) > 1 or settings.pad is not None or settings.generation):
         return None
-    return None if len(content) > MOST_SETTINGS_BYTES else _cached(content, "settings", ".json")
+    return None if len(content) > MOST_SETTINGS_BYTES else content
 
 
-def kept_template(settings: PublishedSettings, folder: Path) -> Path | CorpusError | None:
-    """Return a copy of a model's template in the cache; None if the model has none.
+def kept_template(settings: PublishedSettings, folder: Path) -> str | CorpusError | None:
+    """Return a model's template for a run; None if the model has none.
 
-    The copy contains the special tokens that the template writes: they are those of tokenizer_config.json, which no
-    peer has. If there is a template that cannot be read, the error is returned, not raised: only a run of dialogues
-    needs the template.
-
-    Raises HomeError if the cache cannot be written.
+    It contains the special tokens that the template writes: they are those of tokenizer_config.json, which no peer has.
+    If there is a template that cannot be read, the error is returned, not raised: only a run of dialogues needs it.
     """
-    if settings.template is None:
-        try:
-            _read(folder / TEMPLATE, MOST_TEMPLATE_BYTES)
-        except WeightsError as error:
-            return CorpusError(f"The model's chat template is not known. {error.problem}", _REMEDY)
-        if _table(_read(folder / TOKENIZER_CONFIG)).get("chat_template"):
-            return CorpusError(
-                f"The chat template in the model's {TOKENIZER_CONFIG} is too long, or none is named default.",
-                _REMEDY,
-            )
-        return None
-    return template_copy(settings.template, settings.tokens)
-
-
-def template_copy(source: str, values: Mapping[str, str]) -> Path:
-    """Return a copy in the cache of a template, with the special tokens that it names. Raises HomeError."""
-    return _cached(with_values(source, values).encode(errors="replace"), "templates", ".jinja")[1]
-
-
-def _cached(content: bytes, folder: str, suffix: str) -> tuple[str, Path]:
-    digest = hashlib.sha256(content).hexdigest()
-    path = cache_directory() / folder / f"{digest}{suffix}"
+    if settings.template is not None:
+        return with_values(settings.template, settings.tokens)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        files.replace(path, content)
-    except OSError as error:
-        raise HomeError(f"{path} cannot be written: {files.cause(error)}.", files.remedy(error, "")) from error
-    return digest, path
+        _read(folder / TEMPLATE, MOST_TEMPLATE_BYTES)
+    except WeightsError as error:
+        return CorpusError(f"The model's chat template is not known. {error.problem}", _REMEDY)
+    if _table(_read(folder / TOKENIZER_CONFIG)).get("chat_template"):
+        return CorpusError(
+            f"The chat template in the model's {TOKENIZER_CONFIG} is too long, or none is named default.",
+            _REMEDY,
+        )
+    return None
 
 
 def _table(content: object) -> Mapping[str, Any]:

@@ -8,14 +8,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.data.author_text import Source
-from p2ptrain.data.chat_template import Dialogue
+from p2ptrain.data.chat_template import ChatTemplate, Dialogue
 from p2ptrain.data.chat_tokens import ChatEncoder
 from p2ptrain.data.dialogues import dialogue_size
 from p2ptrain.data.fidelity import FidelityCheck
@@ -25,7 +24,6 @@ from p2ptrain.data.packed_stream import (
     code_count,
     encoded_dialogues,
     enough_tokens,
-    named_template,
     packed,
     run_warnings,
 )
@@ -62,8 +60,8 @@ class TextOrder:
     tokenizer: Tokenizer
     template_name: str
     """As the manifest has it; empty: text."""
-    template: Path | None
-    """The template's file; None: ChatML, or text."""
+    template: ChatTemplate | None
+    """None: text."""
     held_out: float
     most_tokens: int | None
     """Training tokens after which reading stops."""
@@ -109,7 +107,7 @@ def build_text(
         HomeError: shards or state cannot be written.
     """
     built = _Building(order, changes, store, unfinished)
-    return built.dialogues(tell) if order.template_name else built.text(tell)
+    return built.text(tell) if order.template is None else built.dialogues(tell)
 
 
 class _Building:
@@ -139,7 +137,8 @@ class _Building:
 
     def dialogues(self, tell: Tell) -> BuiltText:
         order = self._order
-        encoder = ChatEncoder(named_template(order.template_name, order.tokenizer, order.template), order.tokenizer)
+        assert order.template is not None
+        encoder = ChatEncoder(order.template, order.tokenizer)
         length, is_longer = self._row_length(encoder)
         id_bytes = bytes_of(code_count(order.tokenizer.vocabulary_size))
         writer = ShardWriter(self._store, id_bytes, length)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -13,7 +14,7 @@ from p2ptrain.base import files
 from p2ptrain.base.errors import ManifestError, OtherModelError, WeightsError
 from p2ptrain.base.input_file import HUB
 from p2ptrain.base.text import UserPath, printable
-from p2ptrain.data.file_store import SETTINGS, WEIGHTS_OPTION, NamedFile
+from p2ptrain.data.file_store import WEIGHTS_OPTION, NamedFile
 from p2ptrain.data.given_model import GivenModel
 from p2ptrain.data.hub_weights import commit_of, download_weights, fetch
 from p2ptrain.data.published_settings import (
@@ -102,9 +103,9 @@ def _described(model: GivenModel, folder: Path) -> GivenModel:
     settings = PublishedSettings.read(folder)
     section, kept = model.section, kept_settings(settings)
     if kept is not None and section.init is not None:
-        section = section.model_copy(update={"init": section.init.model_copy(update={"settings": kept[0]})})
-    named = None if kept is None else (NamedFile(SETTINGS, "", kept[0]), kept[1])
-    return replace(model, section=section, template=kept_template(settings, folder), settings=settings, kept=named)
+        init = section.init.model_copy(update={"settings": hashlib.sha256(kept).hexdigest()})
+        section = section.model_copy(update={"init": init})
+    return replace(model, section=section, template=kept_template(settings, folder), settings=settings, kept=kept)
 
 
 @contextlib.contextmanager

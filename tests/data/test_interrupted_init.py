@@ -39,7 +39,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "SHARD_BYTES", 4_096)
     monkeypatch.setattr(tokenizing, "BATCH_CHARACTERS", 700)
     calls = itertools.count(1)
-    monkeypatch.setattr(Unfinished, "is_due", property(lambda self: next(calls) % 6 == 0))
+    monkeypatch.setattr(Unfinished, "is_due", property(lambda self: next(calls) % 2 == 0))
 
 
 @pytest.fixture
