@@ -82,7 +82,8 @@ class Source:
             found.append(f"{len(self.skipped):,} files of {self.name} are not text and were skipped: {names}")
         for file in self.files:
             if isinstance(file, LocalFile) and file.format == "text" and file.path.suffix.lower() in TABLES:
-                return [*found, f"{file} is read as plain text; to use a column of a table, convert it to jsonl first"]
+                name = printable(f"{file}")
+                return [*found, f"{name} is read as plain text; to use a column of a table, convert it to jsonl first"]
         return found
 
     @property

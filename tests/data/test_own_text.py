@@ -19,6 +19,7 @@ from click.testing import CliRunner, Result
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from p2ptrain.base.errors import HomeError, UserError
+from p2ptrain.base.text import printable
 from p2ptrain.cli import cli
 from p2ptrain.data.author_text import detected_format
 from p2ptrain.data.file_store import FileStore, stored
@@ -422,13 +423,14 @@ def test_tokens_of_no_run(place: Path) -> None:
 @pytest.mark.parametrize("name", ["a table.csv", "table.TSV"])
 def test_a_table_is_told(place: Path, name: str) -> None:
     Path(name).write_text("".join(LINES))
-    assert f"{name} is read as plain text; to use a column of a table" in done("init", "run", "--corpus", name)
+    said = done("init", "run", "--corpus", name)
+    assert f"{printable(name)} is read as plain text; to use a column of a table" in said
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
 def test_packed_text_is_refused(place: Path, pack: Callable[[bytes], bytes]) -> None:
     Path("a text").write_bytes(pack(b"no json\n"))
-    assert "a text is packed, and its content is not jsonl" in refused("init", "run", "--corpus", "a text")
+    assert "'a text' is packed, and its content is not jsonl" in refused("init", "run", "--corpus", "a text")
 
 
 def test_a_byte_order_mark_is_no_text(place: Path) -> None:
