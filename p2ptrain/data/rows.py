@@ -272,9 +272,17 @@ def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
         yield number, None
 
 
+def _number(digits: str) -> int | float:
+    return int(digits) if len(digits) < 1_000 else float(digits)
+
+
+_DECODER = json.JSONDecoder(parse_int=_number)
+"""JSON decoder for which an integer may have any number of digits: other columns must not make a row unusable."""
+
+
 def _parsed(line: bytes, take: Callable[[object], _Found | Unusable]) -> _Found | Unusable:
     try:
-        row = json.loads(line.decode())
+        row = _DECODER.decode(line.decode())
     except UnicodeDecodeError:
         return Unusable("invalid UTF-8")
     except (ValueError, RecursionError):

@@ -123,19 +123,16 @@ def test_a_published_models_tokenizer_keeps_what_begins_a_text(load, tmp_path):
     assert saved.bos_token == "</s>"
 
 
-@pytest.mark.parametrize(
-    ("ids", "why"), [([99_999], "an id that its vocabulary lacks"), ([1] * 5, "with 5 tokens, and at most 4 are read")]
-)
-def test_what_begins_a_text_is_checked(load, ids, why):
+def test_what_begins_a_text_is_checked(load):
     """Check what the library does not: ids of a post-processor are those that the file says."""
     outline = json.loads(unigram().to_str())
     outline["post_processor"] = {
         "type": "TemplateProcessing",
         "single": [{"SpecialToken": {"id": "x", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
         "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {"x": {"id": "x", "ids": ids, "tokens": ["x"] * len(ids)}},
+        "special_tokens": {"x": {"id": "x", "ids": [99_999], "tokens": ["x"]}},
     }
-    with pytest.raises(CorpusError, match=why):
+    with pytest.raises(CorpusError, match="an id that its vocabulary lacks"):
         load(outline)
 
 
