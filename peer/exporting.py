@@ -208,7 +208,14 @@ def _write_model(folder: Path, module: PreTrainedModel, tokens: ExportedTokens) 
         each.use_cache = True  # training turns it off
         each.eos_token_id, each.bos_token_id, each.pad_token_id = tokens.end, tokens.begin, tokens.pad
     logging.disable_progress_bar()
-    module.save_pretrained(folder, max_shard_size=SHARD_BYTES)
+    # transformers puts tensors of one storage into one file, and all of a flat model have one
+    weights = module.state_dict()
+    apart = {each.data_ptr(): each for each in weights.values()}
+    apart = {place: each.clone() for place, each in apart.items()}  # tied weights stay one
+    state = {name: apart[each.data_ptr()] for name, each in weights.items()}
+    module.save_pretrained(folder, state_dict=state, max_shard_size=SHARD_BYTES)
+    for path in folder.glob("*.safetensors"):  # which the library lets only the owner read
+        path.chmod((folder / CONFIG).stat().st_mode)
     _edit(folder / CONFIG, **_older_names(config))
     _edit(folder / GENERATION, **tokens.generation())
 

@@ -47,20 +47,6 @@ def generate_text(
     return tokenizer.decode([*prompt_ids, *ids])
 
 
-def generate_answer(
-    module: PreTrainedModel,
-    tokenizer: Tokenizer,
-    dialogue: Sequence[int],  # ids up to the beginning of the answer
-    end_of_turn: str,  # text that ends an answer
-    new_tokens: int,
-    sampling: Sampling,
-) -> str:
-    """Return the text of a dialogue and of an answer of up to ``new_tokens`` tokens, without its end of turn."""
-    stops = answer_ends(tokenizer, end_of_turn)
-    ids = stream_tokens(module, dialogue, new_tokens, sampling, stops, tokenizer.vocabulary_size, tokenizer.prefix)
-    return tokenizer.decode(dialogue) + "".join(text_pieces(ids, tokenizer, dialogue, end_of_turn))
-
-
 def sample_text(
     module: PreTrainedModel,
     tokenizer: Tokenizer,
@@ -69,9 +55,11 @@ def sample_text(
     new_tokens: int,
 ) -> str:
     """Return a text of up to so many new tokens that a run's model writes; of dialogues, an answer."""
-    if dialogue:
-        return generate_answer(module, tokenizer, dialogue, end_of_turn, new_tokens, Sampling())
-    return generate_text(module, tokenizer, "", new_tokens, Sampling())
+    if not dialogue:
+        return generate_text(module, tokenizer, "", new_tokens, Sampling())
+    stops = answer_ends(tokenizer, end_of_turn)
+    ids = stream_tokens(module, dialogue, new_tokens, Sampling(), stops, tokenizer.vocabulary_size, tokenizer.prefix)
+    return tokenizer.decode(dialogue) + "".join(text_pieces(ids, tokenizer, dialogue, end_of_turn))
 
 
 def stream_tokens(

@@ -13,7 +13,7 @@ from p2ptrain.train.generate import Sampling, stream_tokens, text_pieces
 from peer.trained.language_model import LanguageModel
 
 TEMPLATE_S = 10.0
-"""Time limit of the chat template, a stranger's program, for one message. Guess: measure the longest in use."""
+"""Processor time of the chat template, a stranger's program, for one message. Guess: measure the longest in use."""
 
 DROPPED = "The model's window is full: the oldest turns are forgotten."
 TOO_LONG = "This is longer than the model's window: it reads only the end."
@@ -110,17 +110,17 @@ class Conversation:
 
 @contextmanager
 def _in_time() -> Iterator[None]:
-    """Let a template fail that runs for longer than ``TEMPLATE_S``. In the main thread. Raises CorpusError."""
+    """Let a template fail each time that it has run for ``TEMPLATE_S``. In the main thread. Raises CorpusError."""
 
     def fail(*_: object) -> None:
         raise TimeoutError(f"it takes longer than {TEMPLATE_S:g} s")
 
-    before = signal.signal(signal.SIGALRM, fail)
-    signal.setitimer(signal.ITIMER_REAL, TEMPLATE_S)
+    before = signal.signal(signal.SIGVTALRM, fail)
+    signal.setitimer(signal.ITIMER_VIRTUAL, TEMPLATE_S, TEMPLATE_S)
     try:
         yield
     except TimeoutError as error:
         raise CorpusError(f"The chat template cannot be used: {error}.", "Ask the run's author.") from error
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)

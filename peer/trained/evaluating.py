@@ -46,7 +46,7 @@ Tell = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class TextEvaluation:
     """Loss of a model on a text, and how it was read."""
 
     loss: float
@@ -82,7 +82,7 @@ class Evaluation:
         ]
 
 
-def evaluate_held_out(model: LanguageModel, most_tokens: int | None, tell: Tell) -> Evaluation:
+def evaluate_held_out(model: LanguageModel, most_tokens: int | None, tell: Tell) -> TextEvaluation:
     """Evaluate a model on its run's held-out text, as its peer does. Raises UserError if the text is not here."""
     corpus = run_text(model.home, model.signed.manifest)
     most = most_tokens or HELD_OUT_TOKENS
@@ -98,7 +98,7 @@ def evaluate_file(
     most_tokens: int | None,
     sequence_length: int | None,
     tell: Tell,
-) -> Evaluation:
+) -> TextEvaluation:
     """Evaluate a model on a file of any size; of dialogues, which its chat template renders, on the answers.
 
     Args:
@@ -205,7 +205,7 @@ def _evaluated(
     is_of_answers: bool,
     wanted: int,  # predicted tokens after which reading stops; 0: it does not
     tell: Tell,
-) -> Evaluation:
+) -> TextEvaluation:
     tokenizer = model.tokenizer
     marks = {IGNORED, tokenizer.separator, *tokenizer.prefix}
     nats, tokens, size = 0.0, 0, 0
@@ -225,4 +225,4 @@ def _evaluated(
         raise UserError("The model's loss on this text is not a number.", "Name the home of another peer.")
     perplexity = math.exp(loss) if loss < math.log(1e308) else None  # JSON has no infinity
     per_byte = nats / math.log(2) / size if size else None
-    return Evaluation(loss, perplexity, per_byte, tokens, size, text, length, is_of_answers)
+    return TextEvaluation(loss, perplexity, per_byte, tokens, size, text, length, is_of_answers)

@@ -410,14 +410,20 @@ def test_a_small_model_is_written_as_transformers_writes_it(
 
 
 @pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("is_tied", [True, False])
 def test_a_large_model_is_written_in_shards_with_an_index(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    signed_run: Callable[..., SignedManifest], tmp_path: Path, is_tied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    family = "LlamaForCausalLM"
+    config = FAMILIES[family] | {"tie_word_embeddings": is_tied}
+    home = home_of(signed_run(model={"architecture": family, "config": config}), tmp_path / "home")
     export(home, tmp_path / "small")
     monkeypatch.setattr(exporting, "SHARD_BYTES", 20_000)
     export(home, tmp_path / "large")
     shards = sorted((tmp_path / "large").glob("*.safetensors"))
     assert len(shards) > 2
+    largest = max(each.numel() for each in AutoModelForCausalLM.from_pretrained(tmp_path / "small").parameters())
+    assert all(path.stat().st_size < max(20_000, 4 * largest) + 4_000 for path in shards)
     assert shards[0].name == f"model-00001-of-{len(shards):05}.safetensors"
     index = json.loads((tmp_path / "large" / "model.safetensors.index.json").read_text())
     assert set(index["weight_map"].values()) == {path.name for path in shards}
