@@ -26,7 +26,7 @@ class GivenModel:
     tokenizer: Path | None
     """The tokenizer.json; None if the model has none."""
     template: str | CorpusError | None = None
-    """Its chat template, or why it cannot be read; None if the model has none."""
+    """The chat template, or why it cannot be read; None if the model has none."""
     weights: tuple[tuple[NamedFile, Path], ...] = ()
     """Files that the section names by digest."""
     settings: PublishedSettings = field(default_factory=PublishedSettings)
