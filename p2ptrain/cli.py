@@ -208,9 +208,18 @@ def init(
         raise UserError(f"--text-field {text_field} names a column of no file.", "Name the file, too, with --corpus.")
     if not corpora and template is not None:
         raise UserError(f"--template {template} is for dialogues of no file.", "Name the file, too, with --corpus.")
-    found = None if model is None else given_model(model)
     size = create_with_text(
-        run, corpora, tokenizer, preset, text_field, name, found, template, sequence_length, held_out, is_all
+        run,
+        corpora=corpora,
+        tokenizer=tokenizer,
+        preset=preset,
+        column=text_field,
+        run_name=name,
+        model=None if model is None else given_model(model),
+        template=template,
+        sequence_length=sequence_length,
+        held_out=held_out,
+        is_all=is_all,
     )
     click.echo(f"{run / MANIFEST_FILE}: {size}; edit it freely.")
     click.echo(f"{run / KEY_FILE}: the signing key of this run; keep it secret and keep a copy.")
@@ -246,12 +255,14 @@ def sign(run: Path) -> None:
     """Sign the manifest in the directory RUN. Its digest becomes the id of the run."""
     with command_imports():
         from p2ptrain.data.checking import check_run
+        from p2ptrain.data.command import progress_bar
     from p2ptrain.manifest import advice, read_run, sign_run
 
     manifest = read_run(run)
     for warning in advice(manifest):
         click.echo(printable(f"warning: {warning}."), err=True)
-    warnings = check_run(manifest, run)
+    with progress_bar("reading the shards") as show:
+        warnings = check_run(manifest, run, lambda share: show("reading the shards", share))
     for warning in warnings:
         click.echo(printable(f"warning: {first_sentence(warning)}."), err=True)
     if warnings:

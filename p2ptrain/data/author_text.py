@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -14,25 +13,17 @@ from p2ptrain.base import files
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.base.input_file import HUB
 from p2ptrain.base.text import UserPath, printable
-from p2ptrain.data.dialogues import DEFAULT_MESSAGES, has_messages
+from p2ptrain.data.dialogues import DEFAULT_MESSAGES, has_column, has_messages
 from p2ptrain.data.hub import HubFile, HubText, split_files
 from p2ptrain.data.hub_weights import commit_of
-from p2ptrain.data.sources import BINARY_HEAD_BYTES, check_readable, hub_errors
-from p2ptrain.data.unpacking import RowFile, first_line
-from p2ptrain.tokens import builtin
+from p2ptrain.data.sources import BINARY_HEAD_BYTES, check_readable
+from p2ptrain.data.unpacking import UNPACK, first_line
 
-TABLES = {".csv": ("commas and quotes", ""), ".tsv": ("tabs", ', dialect="excel-tab"')}
-"""By file extension of a table: what separates its columns, and the argument of Python's csv.DictReader."""
-TABLE_WARNING = (
-    "{0} is read as plain text, with its {1}. To use a column of a table, convert it first (python3 -c 'import csv, "
-    "json, sys; [print(json.dumps(row)) for row in csv.DictReader(sys.stdin{2})]' < {0} > corpus.jsonl)"
-)
-"""Warning, without its full stop."""
+TABLES = (".csv", ".tsv")
+"""File extensions of tables."""
 JSON_LINES = (".jsonl", ".ndjson")
 DEFAULT_COLUMN = "text"
 """Column of the text if none is named: the usual name on the hub."""
-BUILTIN = "builtin:"
-"""Beginning of the name of a text that ships with p2ptrain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,29 +51,7 @@ class LocalFile:
         return [str(self.path.absolute()), found.st_size, found.st_mtime_ns]
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltinFile:
-    """Text that ships with p2ptrain."""
-
-    name: str
-    format = "text"
-
-    def __str__(self) -> str:
-        return f"{self.name}, which ships with p2ptrain"
-
-    def open(self, mode: Literal["rb"] = "rb") -> IO[bytes]:
-        return io.BytesIO(builtin.text(self.name).tobytes())
-
-    @property
-    def size(self) -> int:
-        return len(builtin.text(self.name))
-
-    @property
-    def identity(self) -> list[Any]:
-        return [builtin.DIGESTS[self.name]]
-
-
-SourceFile = LocalFile | BuiltinFile | HubFile
+SourceFile = LocalFile | HubFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +66,7 @@ class Source:
     is_dialogues: bool
     is_hub: bool = False
     skipped: tuple[str, ...] = ()
-    """Files of a folder that are not text."""
+    """Files of a folder that are not text, and links that lead nowhere or back."""
 
     @property
     def formats(self) -> str:
@@ -113,7 +82,8 @@ class Source:
             found.append(f"{len(self.skipped):,} files of {self.name} are not text and were skipped: {names}")
         for file in self.files:
             if isinstance(file, LocalFile) and file.format == "text" and file.path.suffix.lower() in TABLES:
-                return [*found, TABLE_WARNING.format(printable(f"{file}"), *TABLES[file.path.suffix.lower()])]
+                name = printable(f"{file}")
+                return [*found, f"{name} is read as plain text; to use a column of a table, convert it to jsonl first"]
         return found
 
     @property
@@ -126,7 +96,7 @@ def find_source(named: str, column: str, wants_dialogues: bool) -> Source:
     """Return the files of a ``--corpus``.
 
     Args:
-        named: a file, a folder, ``hf:OWNER/NAME[@REVISION][:CONFIG[:SPLIT]]`` or ``builtin:NAME``.
+        named: a file, a folder or ``hf:OWNER/NAME[@REVISION][:CONFIG[:SPLIT]]``.
         column: of the text or the messages; empty: by its usual name.
         wants_dialogues: whether a chat template was named.
 
@@ -136,10 +106,7 @@ def find_source(named: str, column: str, wants_dialogues: bool) -> Source:
     """
     if named.startswith(HUB):
         spec = hub_text(named)
-        with hub_errors(spec.title, "nothing was written"):
-            return _described(spec.title, split_files(spec), column, wants_dialogues, is_hub=True)
-    if named.startswith(BUILTIN):
-        return _described(named, [BuiltinFile(named.removeprefix(BUILTIN))], column, wants_dialogues)
+        return _described(spec.title, split_files(spec), column, wants_dialogues, is_hub=True)
     path = UserPath(named)
     if not files.is_dir(path):
         check_readable(path, "corpus")
@@ -181,6 +148,7 @@ def _described(
         return Source(name, found, "", is_dialogues=False, is_hub=is_hub, skipped=skipped)
     chosen = column or _usual_column(rows, wants_dialogues)
     is_dialogues = wants_dialogues or has_messages(rows, rows.format, chosen)
+    is_dialogues = is_dialogues or (not column and chosen == DEFAULT_MESSAGES)
     if is_dialogues and (plain := next((each for each in found if each.format == "text"), None)) is not None:
         raise CorpusError(
             f"{name} has dialogues, and {printable(f'{plain}')} in it is plain text.",
@@ -189,8 +157,11 @@ def _described(
     return Source(name, found, chosen, is_dialogues, is_hub, skipped)
 
 
-def _usual_column(file: RowFile, wants_dialogues: bool) -> str:
-    is_chat = wants_dialogues or has_messages(file, file.format, DEFAULT_MESSAGES)  # type: ignore[attr-defined]
+def _usual_column(file: SourceFile, wants_dialogues: bool) -> str:
+    """Return the usual column of dialogues if a file has it, also if it holds something else and there is no text."""
+    is_chat = wants_dialogues or has_messages(file, file.format, DEFAULT_MESSAGES)
+    if not is_chat and has_column(file, file.format, DEFAULT_MESSAGES):
+        is_chat = not has_column(file, file.format, DEFAULT_COLUMN)
     return DEFAULT_MESSAGES if is_chat else DEFAULT_COLUMN
 
 
@@ -198,7 +169,8 @@ def _in_folder(folder: Path) -> tuple[list[LocalFile], tuple[str, ...]]:
     """Return the files of a folder and of those in it, by their paths, and the names of those that are not text."""
     found: list[LocalFile] = []
     skipped: list[str] = []
-    for path in sorted(_visible(folder), key=lambda path: path.relative_to(folder).parts):
+    paths, dead = _visible(folder)
+    for path in sorted(paths, key=lambda path: path.relative_to(folder).parts):
         check_readable(path, "corpus", may_be_empty=True)
         if not path.stat().st_size:
             continue
@@ -210,13 +182,24 @@ def _in_folder(folder: Path) -> tuple[list[LocalFile], tuple[str, ...]]:
             skipped.append(str(path.relative_to(folder)))
         else:
             found.append(LocalFile(path, kind))
-    return found, tuple(skipped)
+    return found, (
+        *skipped,
+        *(f"{path.relative_to(folder)} (a link that leads nowhere or back)" for path in sorted(dead)),
+    )
 
 
-def _visible(folder: Path) -> Iterable[Path]:
-    for place, folders, names in os.walk(folder):
-        folders[:] = [each for each in folders if not each.startswith(".")]
-        yield from (Path(place, name) for name in names if not name.startswith("."))
+def _visible(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the files of a folder and of those in it, links followed, and the links that lead nowhere or back."""
+    found: list[Path] = []
+    dead: list[Path] = []
+    for place, folders, names in os.walk(folder, followlinks=True):
+        above = {each.resolve() for each in (Path(place), *Path(place).parents)}
+        inside = {Path(place, name): name in folders for name in (*folders, *names) if not name.startswith(".")}
+        lost = {each for each in inside if each.is_symlink() and (not each.exists() or each.resolve() in above)}
+        dead += lost
+        found += [each for each, is_folder in inside.items() if not is_folder and each not in lost]
+        folders[:] = [each.name for each, is_folder in inside.items() if is_folder and each not in lost]
+    return found, dead
 
 
 def _is_binary(path: Path) -> bool:
@@ -235,8 +218,8 @@ def detected_format(path: Path) -> str:
         return "parquet"
     if any(suffix in JSON_LINES for suffix in path.suffixes) or _is_object(head.line):
         return "jsonl"
-    if head.unpack:
-        raise CorpusError(f"{printable(path)} is packed, and its content is not jsonl.", head.unpack)
+    if head.is_packed:
+        raise CorpusError(f"{printable(path)} is packed, and its content is not jsonl.", UNPACK)
     if path.suffix == ".json":
         raise CorpusError(
             f"{printable(path)} is JSON, but does not have one object per line.",

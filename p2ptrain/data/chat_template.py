@@ -22,10 +22,6 @@ from p2ptrain.data.sources import check_digest, unchanged
 MOST_TEMPLATE_BYTES = 256 << 10
 """Maximum size of a template. The longest in wide use, with tools, have about 20 kB."""
 
-MOST_RENDERED_MESSAGES = 33_000
-"""Maximum number of messages that are rendered for one dialogue. A template without ``{% generation %}`` renders it
-twice for each answer: that reaches 256 messages, of which half are answers."""
-
 NOW = "26 Jul 2024"
 """Date that templates get: the one that those of Llama 3 write if they cannot ask for it. The same text must give the
 same tokens on another day."""
@@ -85,8 +81,6 @@ class RenderedDialogue(NamedTuple):
     text: str
     answers: list[tuple[int, int]]
     """Start and end of each answer that counts, in characters; the end-of-turn text belongs to it."""
-    is_cut: bool = False
-    """Whether the dialogue has more messages than are rendered, and lost its end."""
 
 
 class TemplateFault(NamedTuple):
@@ -108,7 +102,7 @@ class ChatTemplate:
         self.source = source
         self.where = where
         self._program = f"{_OURS}\n{_GENERATION.sub(_as_call, source)}"  # a line end after a block is not rendered
-        self._variables = dict(variables or {})
+        self._variables: dict[str, Any] = dict(variables or {})
         self._end: str | None = None
 
     @classmethod
@@ -187,13 +181,12 @@ class ChatTemplate:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         random.seed(0)  # for the filter of that name: the same text must give the same tokens
-        given: dict[str, Any] = {**self._variables}
         texts, _ = render_jinja_template(  # type: ignore[str-unpack]  # it returns two lists
             [mapped_texts(messages, _unmarked)],
             tools=mapped_texts(tools, _unmarked),
             chat_template=self._program,
             add_generation_prompt=add_generation_prompt,
-            **given,
+            **self._variables,
         )
         return str(texts[0])
 
@@ -206,28 +199,15 @@ class ChatTemplate:
     def _with_answers(
         self, messages: Sequence[Message], tools: Sequence[Any] | None, uncounted: Sequence[int]
     ) -> RenderedDialogue:
-        """Return the text of a dialogue and the spans of the answers that count.
-
-        It is cut if it has no ``{% generation %}`` and too many messages to find all answers.
-        """
+        """Return the text of a dialogue and the spans of the answers that count."""
         marked = self._text(messages, False, tools)
         answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
         if ANSWER_START in marked:
             text, spans = self._with_ends(*_without_marks(marked))
             left_out = self._spans_of(messages, tools, answers, uncounted, len(spans)) if uncounted else ()
             return RenderedDialogue(text, [span for number, span in enumerate(spans) if number not in left_out])
-        spans, rendered, end, is_cut = [], 0, 0, False
-        for place in answers:
-            rendered += 2 * place + 1
-            if rendered > MOST_RENDERED_MESSAGES:
-                is_cut = True
-                break
-            span = self._answer(messages, place, marked, tools)
-            if span is not None:
-                end = span[1]
-                if place not in uncounted:
-                    spans.append(span)
-        return RenderedDialogue(marked[:end] if is_cut else marked, spans, is_cut)
+        found = (self._answer(messages, place, marked, tools) for place in answers if place not in uncounted)
+        return RenderedDialogue(marked, [span for span in found if span is not None])
 
     def _answer(
         self, messages: Sequence[Message], place: int, whole: str, tools: Sequence[Any] | None
@@ -367,21 +347,18 @@ def _reason(error: Exception) -> str:
 
 
 def _without_marks(marked: str) -> tuple[str, list[tuple[int, int]]]:
+    """Return a text without the marks around answers, and the spans between them."""
     spans: list[tuple[int, int]] = []
     pieces: list[str] = []
     length, start = 0, None
-    rest = marked
-    while True:
-        places = [place for mark in (ANSWER_START, ANSWER_END) if (place := rest.find(mark)) >= 0]
-        end = min(places, default=len(rest))
-        pieces.append(rest[:end])
-        length += end
-        if not places:
-            return "".join(pieces), spans
-        if rest[end] == ANSWER_START:
+    for piece in re.split(f"([{ANSWER_START}{ANSWER_END}])", marked):
+        if piece == ANSWER_START:
             start = length if start is None else start
-        elif start is not None:
-            if length > start:
+        elif piece == ANSWER_END:
+            if start is not None and length > start:
                 spans.append((start, length))
             start = None
-        rest = rest[end + 1 :]
+        else:
+            pieces.append(piece)
+            length += len(piece)
+    return "".join(pieces), spans

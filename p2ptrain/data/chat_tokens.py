@@ -19,7 +19,7 @@ from p2ptrain.data.chat_template import (
     TemplateFault,
     mapped_texts,
 )
-from p2ptrain.data.dialogues import TOOLS, UNCOUNTED, characters
+from p2ptrain.data.dialogues import TOOLS, UNCOUNTED, dialogue_size
 from p2ptrain.data.tokenizer import BORDER_MARK, SPECIAL_MARK, Tokenizer
 from p2ptrain.tokens.packing import EncodedDialogue
 
@@ -125,7 +125,7 @@ class ChatEncoder:
         for start, end in rendered.answers:
             counts |= (starts >= start) & (starts < end)
         # Where the last answer does not count to its end, no model would come to what follows it.
-        if self._ending is not None and len(counts) and counts[-1] and not rendered.is_cut:
+        if self._ending is not None and len(counts) and counts[-1]:
             ids = np.append(ids, np.asarray(self._ending, dtype=ids.dtype))
             counts = np.append(counts, np.True_)
         return EncodedDialogue(ids, counts)
@@ -165,7 +165,7 @@ def _batches(
     length = 0
     for dialogue in dialogues:
         batch.append(dialogue)
-        length += beside + sum(characters(each) + 256 for each in dialogue.messages) + characters(dialogue.tools)
+        length += beside + dialogue_size(dialogue)
         if length >= BATCH_CHARACTERS:
             yield batch
             batch, length = [], 0

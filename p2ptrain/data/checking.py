@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from p2ptrain.base.errors import CorpusError, ManifestError
 from p2ptrain.base.text import printable
 from p2ptrain.data.chat_template import CHATML
-from p2ptrain.data.file_store import FILES_FOLDER, stored
-from p2ptrain.data.sources import EMPTY
-from p2ptrain.data.text_summary import read_summary
+from p2ptrain.data.figures import read_summary
+from p2ptrain.data.file_store import MADE_AGAIN, kept
 from p2ptrain.data.tokenizer import Tokenizer, tokenizer_of
 from p2ptrain.data.unfinished import SHARDS_FOLDER
 from p2ptrain.manifest.fitting import repetition
@@ -25,11 +25,12 @@ from p2ptrain.tokens.writing import bytes_of
 if TYPE_CHECKING:
     from p2ptrain.manifest import Manifest
 
-_MADE_AGAIN = "make it again with `p2ptrain init NEW_RUN` and the same text, and sign that run"
 
-
-def check_run(manifest: Manifest, run: Path) -> list[str]:
+def check_run(manifest: Manifest, run: Path, tell: Callable[[float], None] = lambda share: None) -> list[str]:
     """Check tokenizer, chat template, index and shards of the run in a directory, whose manifest may have been edited.
+
+    Args:
+        tell: gets the share of the shards that were read.
 
     Returns:
         Warnings for the author, without their last full stops; the first sentence of each stands alone.
@@ -43,16 +44,16 @@ def check_run(manifest: Manifest, run: Path) -> list[str]:
     check_vocabulary(manifest, tokenizer)
     if isinstance(corpus, ShardsCorpus):
         if corpus.template not in ("", CHATML):
-            _stored(run, corpus.template, "chat template")
+            kept(run, corpus.template, "chat template")
         store = ShardStore(run / SHARDS_FOLDER)
-        index = open_corpus(manifest, store, _stored(run, corpus.root, "index of shards")).index
+        index = open_corpus(manifest, store, kept(run, corpus.root, "index of shards")).index
         codes = tokenizer.vocabulary_size * (1 << FLAG_BITS if index.is_packed else 1)
         if index.id_bytes < bytes_of(codes):
             raise ManifestError(
                 "The shards were made with another tokenizer than the manifest names.",
-                f"Undo that edit, or {_MADE_AGAIN}.",
+                f"Undo that edit, or {MADE_AGAIN}.",
             )
-        _check_shards(index, store)
+        _check_shards(index, store, tell)
         training = corpus.training_tokens
     else:
         text = builtin.text(corpus.name)
@@ -80,27 +81,19 @@ def check_vocabulary(manifest: Manifest, tokenizer: Tokenizer) -> None:
 
 def _file(manifest: Manifest, run: Path) -> Path | None:
     spec = manifest.tokenizer
-    return _stored(run, spec.sha256, "tokenizer") if spec.kind == "file" else None
+    return kept(run, spec.sha256, "tokenizer") if spec.kind == "file" else None
 
 
-def _stored(run: Path, sha256: str, what: str) -> Path:
-    if sha256 == EMPTY:
-        raise CorpusError(f"This run's {what} is an empty file.", f"Name the whole file: {_MADE_AGAIN}.")
-    path = stored(run, sha256)
-    if path is None:
-        place = printable(run / FILES_FOLDER / sha256)
-        raise CorpusError(
-            f"The run's {what} is not in {place}, or was edited there.", f"Restore it from a copy, or {_MADE_AGAIN}."
-        )
-    return path
-
-
-def _check_shards(index: ShardIndex, store: ShardStore) -> None:
+def _check_shards(index: ShardIndex, store: ShardStore, tell: Callable[[float], None]) -> None:
     """Raise CorpusError unless all shards are there and whole."""
-    wrong = [store.path(digest) for digest in dict.fromkeys(index.digests) if not store.is_whole(digest)]
+    wrong = []
+    for number, digest in enumerate(dict.fromkeys(index.digests)):
+        tell(number / len(index.digests))
+        if not store.is_whole(digest):
+            wrong.append(store.path(digest))
     if wrong:
         raise CorpusError(
             f"{len(wrong):,} of the run's {len(index.digests):,} shards are missing or were edited, the first one is "
             f"{printable(wrong[0])}.",
-            f"Restore {printable(store.directory)} from a copy, or {_MADE_AGAIN}.",
+            f"Restore {printable(store.directory)} from a copy, or {MADE_AGAIN}.",
         )

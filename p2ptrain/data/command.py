@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 from rich.console import Console
@@ -15,11 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from p2ptrain.base.errors import UserError
 from p2ptrain.base.imports import command_imports
-from p2ptrain.base.input_file import HUB, inside
 from p2ptrain.base.text import UserPath, command_line, printable
-
-if TYPE_CHECKING:
-    from p2ptrain.data.given_model import GivenModel
 
 
 @click.command(short_help="Count the tokens of a run's text, or show some.")
@@ -32,9 +28,8 @@ def tokens(run: Path, show: int | None, as_json: bool) -> None:
     With --show, print rows as text: what training predicts is in bold, or between » and « if this is no terminal.
     """
     with command_imports():
-        from p2ptrain.data.figures import text_figures
+        from p2ptrain.data.figures import read_summary, text_figures
         from p2ptrain.data.showing import shown_rows
-        from p2ptrain.data.text_summary import read_summary
         from p2ptrain.manifest import read_run
 
     if run.is_file():
@@ -56,7 +51,7 @@ def tokens(run: Path, show: int | None, as_json: bool) -> None:
         return
     figures = text_figures(manifest, read_summary(run))
     if as_json:
-        click.echo(json.dumps(asdict(figures)))
+        click.echo(json.dumps({"tokens": figures.tokens, **asdict(figures)}))
         return
     for name, value in figures.table():
         click.echo(printable(f"{name:16} {value}"))
@@ -64,20 +59,12 @@ def tokens(run: Path, show: int | None, as_json: bool) -> None:
         click.echo(printable(f"warning: {warning}."), err=True)
 
 
-def create_with_text(
-    run: Path,
-    corpora: tuple[str, ...],
-    tokenizer: str | None,
-    preset: str | None,
-    text_field: str,
-    name: str | None,
-    model: GivenModel | None,
-    template: Path | None,
-    sequence_length: int | None,
-    held_out: float,
-    is_all: bool,
-) -> str:
-    """Create a run, print what was found of its text, and return what was chosen. Raises UserError."""
+def create_with_text(run: Path, **options: Any) -> str:
+    """Create a run, print what was found of its text, and return what was chosen. Raises UserError.
+
+    Args:
+        options: fields of ``own_text.Wanted``, as the author has typed them.
+    """
     with command_imports():
         from p2ptrain.data.chat_template import CHATML
         from p2ptrain.data.file_store import FILES_FOLDER, MOST_STORED_BYTES
@@ -85,13 +72,10 @@ def create_with_text(
         from p2ptrain.data.unfinished import SHARDS_FOLDER, UNFINISHED
         from p2ptrain.manifest import parameter_count
 
-    if tokenizer is not None and not tokenizer.startswith(HUB):
-        tokenizer = str(inside(UserPath(tokenizer)))
-    corpora = tuple(each if ":" in each else str(UserPath(each)) for each in corpora)
-    wanted = Wanted(corpora, tokenizer, preset, text_field, name, model, template, sequence_length, held_out, is_all)
+    wanted = Wanted(**options)
     try:
-        with _progress() as tell:
-            made = create(run, wanted, tell)
+        with progress_bar("reading the text") as show:
+            made = create(run, wanted, lambda tokens, share: show(f"tokenizing: {tokens:,} tokens", share))
     except KeyboardInterrupt:
         if (run / UNFINISHED).exists():
             click.echo("Stopped. The same command goes on where it was.", err=True)
@@ -101,7 +85,7 @@ def create_with_text(
         for source in made.sources:
             dialogues = ""
             if source.is_dialogues:
-                its = "ChatML" if spec.template == CHATML else f"{template or 'the chat template of the model'}"
+                its = "ChatML" if spec.template == CHATML else f"{wanted.template or 'the chat template of the model'}"
                 dialogues = f", dialogues of the column {source.column} in the form of {its}"
             click.echo(printable(f"{source.name}: read as {source.formats}{dialogues}"))
         for name, value in made.figures.table():
@@ -118,19 +102,17 @@ def create_with_text(
             f"needs the file and --{what} FILE."
         )
     size = f"{parameter_count(made.manifest.model):,} parameters"
-    return size if made.figures is not None else f"preset {preset or 'demo'}, {size}"
+    return size if made.figures is not None else f"preset {wanted.preset or 'demo'}, {size}"
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[Callable[[int, float], None]]:
-    """Show tokens, share and time left while a text is tokenized, if standard error is a terminal."""
+def progress_bar(doing: str) -> Iterator[Callable[[str, float], None]]:
+    """Show what is done, its share and the time left, if standard error is a terminal."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
-        yield lambda tokens, share: None
+        yield lambda doing, share: None
         return
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("reading the text", total=1.0)
-        yield lambda tokens, share: progress.update(
-            task, completed=min(share, 1.0), description=f"tokenizing: {tokens:,} tokens"
-        )
+        task = progress.add_task(doing, total=1.0)
+        yield lambda doing, share: progress.update(task, completed=min(share, 1.0), description=doing)

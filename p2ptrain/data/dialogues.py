@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from p2ptrain.base.errors import CorpusError
@@ -27,18 +26,12 @@ from p2ptrain.data.unpacking import RowFile
 
 ROLES = ("system", "user", "assistant", "tool")
 
-MOST_MESSAGES = 1_000
-"""Maximum number of messages of a dialogue, which is rendered once for each of its answers."""
-
 MOST_DEPTH = 50
 """Maximum depth of the lists and objects in a message."""
 
 UNCOUNTED = ("weight", "train", "training", "loss")
 """Fields that keep a message from being learned if they are 0 or false: ``weight`` of OpenAI and Mistral, ``train`` and
 ``training`` of axolotl, ``loss`` of ms-swift."""
-
-MOST_DIALOGUE_CHARS = 1 << 20
-"""Maximum length of a dialogue: 200 pages, more than any context window in use holds in one row."""
 
 DEFAULT_MESSAGES = "messages"
 """Column of the messages: the usual name on the hub."""
@@ -53,18 +46,6 @@ class BrokenRowError(CorpusError):
     """A row of a file has no usable dialogue; the remedy is for the corpus of a run."""
 
 
-def file_dialogues(path: Path, file_format: str, column: str, counts: TextCounts) -> Iterator[Dialogue]:
-    """Yield the dialogues of a jsonl or parquet file, in order. Raises CorpusError, BrokenRowError for a broken row."""
-    counts.where = printable(path)
-    found, unit = dialogue_rows(path, file_format, column)
-    for number, dialogue in found:
-        counts.rows += 1
-        place = f"{unit} {number:,}"
-        if isinstance(dialogue, Unusable):
-            raise broken(counts, place, dialogue.why)
-        yield dialogue._replace(place=place)
-
-
 def has_messages(path: RowFile, file_format: str, column: str) -> bool:
     """Return whether the first row of a jsonl or parquet file has a list there. Raises CorpusError if unreadable."""
     if file_format == "parquet":
@@ -74,7 +55,7 @@ def has_messages(path: RowFile, file_format: str, column: str) -> bool:
     return first is not None and isinstance(first[1], Mapping) and isinstance(first[1].get(column), list)
 
 
-def has_column(path: Path, file_format: str, column: str) -> bool:
+def has_column(path: RowFile, file_format: str, column: str) -> bool:
     """Return whether a jsonl file's first row, or a parquet file, has a column. Raises CorpusError if unreadable."""
     if file_format == "parquet":
         return column in parquet_types(path)
@@ -114,8 +95,6 @@ def dialogue_of(value: object, column: str, tools: object = None) -> Dialogue | 
         return Unusable(f"the field {column!r} is {kind_of(value)}, not a list of messages")
     if not value:
         return Unusable(f"the field {column!r} has no messages")
-    if len(value) > MOST_MESSAGES:
-        return Unusable(f"{len(value):,} messages, and at most {MOST_MESSAGES:,} are read")
     messages: list[dict[str, Any]] = []
     for number, each in enumerate(value, 1):
         message = _message(each)
@@ -127,10 +106,6 @@ def dialogue_of(value: object, column: str, tools: object = None) -> Dialogue | 
     found = _tools(tools)
     if isinstance(found, Unusable):
         return found
-    length = 0 if found is None else characters(found)
-    length += sum(characters(each) - len(each["role"]) for each in messages)
-    if length > MOST_DIALOGUE_CHARS:
-        return Unusable(f"{length:,} characters, and at most {MOST_DIALOGUE_CHARS:,} are read")
     uncounted = [
         place
         for place, each in enumerate(messages)
@@ -146,6 +121,11 @@ def characters(value: object) -> int:
     if isinstance(value, Mapping):
         return sum(characters(each) + (name not in ("role", "content")) * len(name) for name, each in value.items())
     return sum(map(characters, value)) if isinstance(value, list) else 1
+
+
+def dialogue_size(dialogue: Dialogue) -> int:
+    """Return about how many characters the text of a dialogue has."""
+    return sum(characters(each) + 256 for each in dialogue.messages) + characters(dialogue.tools)
 
 
 def _message(value: object) -> dict[str, Any] | Unusable:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.data.rows import TextCounts
-from p2ptrain.data.stream import Cut, EncodedText
 from p2ptrain.data.tokenizer import Tokenizer
 
 SAMPLE_CHARACTERS = 1 << 16
@@ -26,7 +25,7 @@ SHOWN_CHARACTERS = 20
 
 
 class FidelityCheck:
-    """Counts of one corpus while it is tokenized. The two iterators pass their items on unchanged.
+    """Counts of one corpus while it is tokenized.
 
     Args:
         tokenizer: of the stream.
@@ -43,10 +42,8 @@ class FidelityCheck:
         self._tokens = self._unknown = self._replaced = 0
 
     def state(self) -> dict[str, Any]:
-        """Return everything counted so far as a JSON object, from which ``resume`` continues in a later process."""
+        """Return what was counted beside ``counts`` as a JSON object, from which ``resume`` continues later."""
         return {
-            "documents": self._counts.documents,
-            "text_bytes": self._counts.text_bytes,
             "tokens": self._tokens,
             "unknown": self._unknown,
             "replaced": self._replaced,
@@ -55,16 +52,9 @@ class FidelityCheck:
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Continue from a ``state`` that was saved at a document's end."""
-        self._counts.documents, self._counts.text_bytes = state["documents"], state["text_bytes"]
         self._tokens, self._unknown, self._sample = state["tokens"], state["unknown"], state["sample"]
         self._replaced = state["replaced"]
         self._sampled = sum(map(len, self._sample))
-
-    def reading(self, pieces: Iterable[Cut]) -> Iterator[Cut]:
-        """Remember the start of the text as pairs of lines."""
-        for piece in pieces:
-            self.sample(piece.text)
-            yield piece
 
     def sample(self, text: str) -> None:
         """Remember a text as pairs of lines, if it is at the start; count characters that the tokenizer replaces."""
@@ -74,15 +64,6 @@ class FidelityCheck:
             lines = text[: SAMPLE_CHARACTERS - self._sampled].splitlines(keepends=True)
             self._sample += ["".join(lines[start : start + 2]) for start in range(0, len(lines), 2)]
             self._sampled += sum(map(len, lines))
-
-    def writing(self, chunks: Iterable[EncodedText]) -> Iterator[EncodedText]:
-        """Count what is used. Raises CorpusError at the end if more than ``MOST_UNKNOWN`` of the tokens are unknown."""
-        begins_document = True
-        for chunk in chunks:
-            self.count(chunk.ids, chunk.text_bytes, begins_document)
-            begins_document = chunk.ends_document
-            yield chunk
-        self.finish()
 
     def count(self, ids: np.ndarray, text_bytes: int, begins_document: bool) -> None:
         """Count ids that are used, and their text."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from p2ptrain.data.rows import reasons
-from p2ptrain.data.text_summary import TextSummary
+from p2ptrain.data.rows import TextCounts, reasons
 from p2ptrain.manifest import parameter_count
 from p2ptrain.manifest.fitting import epochs, never_read, repetition
 from p2ptrain.tokens import builtin
@@ -16,11 +17,39 @@ if TYPE_CHECKING:
     from p2ptrain.manifest import Manifest
 
 
+SUMMARY_FILE = "text.json"
+"""What ``init`` has noted of a run's text, beside its manifest."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextSummary:
+    """What was read of a run's text."""
+
+    counts: TextCounts
+    warnings: list[str]
+    """Sentences, without their full stops, on what was left out, replaced or lost."""
+    sources: list[str]
+    """Where the text came from, for people."""
+    vocabulary: int
+    """Ids of the tokenizer."""
+
+    def to_bytes(self) -> bytes:
+        return (json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def read_summary(run: Path) -> TextSummary | None:
+    """Return the notes in a run's directory; None if there are none."""
+    try:
+        found = json.loads((run / SUMMARY_FILE).read_bytes())
+        return TextSummary(**{**found, "counts": TextCounts(**found["counts"])})
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class TextFigures:
-    """Counts of a run's text, as ``p2ptrain tokens --json`` prints them. What was not counted is None."""
+    """Counts of a run's text, as ``p2ptrain tokens --json`` prints them."""
 
-    tokens: int
     training_tokens: int
     held_out_tokens: int
     measured_tokens: int
@@ -32,33 +61,15 @@ class TextFigures:
     parameters: int
     tokens_per_parameter: float
     """Training tokens per parameter of the model."""
-    vocabulary: int | None
-    """Ids of the tokenizer."""
     model_vocabulary: int
     """Ids of the model."""
-    is_cut: bool
-    """Whether there is more text than the run needs, which was not read."""
-    documents: int | None
-    bytes: int | None
-    """Bytes of the text that is used, as UTF-8."""
-    tokens_per_byte: float | None
-    rows: int | None
-    """Rows of jsonl, parquet or a data set of the hub; 0 for plain text."""
-    skipped: int | None
-    """Rows without usable text."""
-    skipped_examples: list[str]
-    """The first skipped rows: line or row number, and reason."""
+    text: TextSummary | None
+    """What was read; None if that is not known."""
     warnings: list[str]
-    answer_tokens: int = 0
-    """Tokens of answers, which training predicts; 0 unless the corpus has dialogues."""
-    padding_tokens: int = 0
-    """Tokens that fill rows of dialogues."""
-    truncated: int = 0
-    """Dialogues that are longer than a sequence."""
-    left_out: int = 0
-    """Dialogues whose first answer begins after a sequence's end."""
-    sources: list[str] = field(default_factory=list)
-    """Where the text came from."""
+
+    @property
+    def tokens(self) -> int:
+        return self.training_tokens + self.held_out_tokens
 
     def table(self) -> list[tuple[str, str]]:
         """Return names and values for people."""
@@ -71,29 +82,34 @@ class TextFigures:
             ("run", f"{self.run_tokens:,} tokens of all peers together, {self.epochs:,.2f} times the text{unread}"),
             ("model", f"{self.parameters:,} parameters, {self.tokens_per_parameter:,.2f} training tokens for each"),
         ]
-        if self.vocabulary is not None:
-            of_model = f"{self.model_vocabulary:,} of the model"
-            lines.append(("vocabulary", f"{self.vocabulary:,} ids of the tokenizer, {of_model}"))
-        if self.documents is not None:
-            used = f"{self.documents:,}, {self.bytes:,} bytes, {self.tokens_per_byte:.3f} tokens per byte"
-            lines.append(("dialogues" if self.answer_tokens else "documents", used))
-        if self.answer_tokens:
-            lines += self._dialogue_lines()
-        if self.is_cut:
-            lines.append(("left out", "the text beyond what the run needs; init --all takes it, too"))
-        if self.skipped and self.rows is not None:
-            why = reasons(self.skipped_examples, self.skipped)
-            lines.append(("rows skipped", f"{self.skipped:,} of {self.rows:,} ({why})"))
+        if self.text is not None:
+            lines += self._text_lines(self.text)
         return lines
 
-    def _dialogue_lines(self) -> list[tuple[str, str]]:
-        answers, padding = (100 * part / self.tokens for part in (self.answer_tokens, self.padding_tokens))
-        found = [
-            ("answers", f"{self.answer_tokens:,} tokens, {answers:.1f} % of all; the loss is measured on these alone"),
-            ("padding", f"{self.padding_tokens:,} tokens, {padding:.1f} % of all"),
+    def _text_lines(self, text: TextSummary) -> list[tuple[str, str]]:
+        counts = text.counts
+        per_byte = self.tokens / max(1, counts.text_bytes)
+        lines = [
+            ("vocabulary", f"{text.vocabulary:,} ids of the tokenizer, {self.model_vocabulary:,} of the model"),
+            (
+                "dialogues" if counts.answer_tokens else "documents",
+                f"{counts.documents:,}, {counts.text_bytes:,} bytes, {per_byte:.3f} tokens per byte",
+            ),
         ]
-        cut = f"{self.truncated:,} dialogues are longer than a sequence, {self.left_out:,} are not used"
-        return [*found, ("truncated", cut)] if self.truncated or self.left_out else found
+        if counts.answer_tokens:
+            answers, padding = (100 * part / self.tokens for part in (counts.answer_tokens, counts.padding_tokens))
+            of_all = f"{answers:.1f} % of all; the loss is measured on these alone"
+            lines.append(("answers", f"{counts.answer_tokens:,} tokens, {of_all}"))
+            lines.append(("padding", f"{counts.padding_tokens:,} tokens, {padding:.1f} % of all"))
+        if counts.truncated or counts.left_out:
+            left_out = f"{counts.left_out:,} are not used"
+            lines.append(("truncated", f"{counts.truncated:,} dialogues are longer than a sequence, {left_out}"))
+        if counts.is_cut:
+            lines.append(("left out", "the text beyond what the run needs; init --all takes it, too"))
+        if counts.skipped:
+            why = reasons(counts.examples, counts.skipped)
+            lines.append(("rows skipped", f"{counts.skipped:,} of {counts.rows:,} ({why})"))
+        return lines
 
 
 def text_figures(manifest: Manifest, summary: TextSummary | None) -> TextFigures:
@@ -111,11 +127,9 @@ def text_figures(manifest: Manifest, summary: TextSummary | None) -> TextFigures
         training, held_out = parts.training.size, parts.held_out.size
     else:
         training, held_out = corpus.training_tokens, corpus.held_out_tokens
-    tokens, parameters = training + held_out, parameter_count(manifest.model)
-    counts = None if summary is None else summary.counts
+    parameters = parameter_count(manifest.model)
     warning = repetition(manifest, training)
     return TextFigures(
-        tokens=tokens,
         training_tokens=training,
         held_out_tokens=held_out,
         measured_tokens=max(1, min(HELD_OUT_TOKENS, held_out) // length) * length,
@@ -124,19 +138,7 @@ def text_figures(manifest: Manifest, summary: TextSummary | None) -> TextFigures
         epochs=epochs(manifest, training),
         parameters=parameters,
         tokens_per_parameter=training / parameters,
-        vocabulary=summary.vocabulary if summary else None,
         model_vocabulary=manifest.model.config.vocab_size,
-        is_cut=counts is not None and counts.is_cut,
-        documents=counts.documents if counts else None,
-        bytes=counts.text_bytes if counts else None,
-        tokens_per_byte=tokens / max(1, counts.text_bytes) if counts else None,
-        rows=counts.rows if counts else None,
-        skipped=counts.skipped if counts else None,
-        skipped_examples=counts.examples if counts else [],
-        answer_tokens=counts.answer_tokens if counts else 0,
-        padding_tokens=counts.padding_tokens if counts else 0,
-        truncated=counts.truncated if counts else 0,
-        left_out=counts.left_out if counts else 0,
-        sources=summary.sources if summary else [],
+        text=summary,
         warnings=[*(summary.warnings if summary else ()), *([warning] if warning else ())],
     )

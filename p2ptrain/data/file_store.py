@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from p2ptrain.base import files
 from p2ptrain.base.errors import CorpusError, HomeError
+from p2ptrain.base.text import printable
 from p2ptrain.data.chat_template import CHATML
 from p2ptrain.data.sources import check_digest
 from p2ptrain.data.tokenizer import MOST_TOKENIZER_BYTES
@@ -79,6 +80,22 @@ def named_weights(manifest: Manifest) -> list[NamedFile]:
 def stored(place: Path, sha256: str) -> Path | None:
     """Return a stored file of a run's directory or a peer's home; None if it has none."""
     return FileStore(place / FILES_FOLDER).find(sha256)
+
+
+MADE_AGAIN = "make it again with `p2ptrain init NEW_RUN` and the same text, and sign that run"
+"""Remedy for a run's author."""
+
+
+def kept(run: Path, sha256: str, what: str) -> Path:
+    """Return a file in the directory of an author's run. Raises CorpusError if it is not there, or was edited."""
+    path = stored(run, sha256)
+    if path is None:
+        place = run / FILES_FOLDER / sha256
+        fault = "was edited" if files.exists(place) else "is missing"
+        raise CorpusError(
+            f"The run's {what}, {printable(place)}, {fault}.", f"Restore it from a copy, or {MADE_AGAIN}."
+        )
+    return path
 
 
 class FileStore:

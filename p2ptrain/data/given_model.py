@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from p2ptrain.data.published_settings import PublishedSettings
 from p2ptrain.data.tokenizer import JsonTokenizer, Tokenizer
@@ -23,16 +23,16 @@ class GivenModel:
     """Path or repository, for people."""
     section: Decoder
     """The manifest's section, with the source of the initial weights."""
-    tokenizer: Path | dict[str, Any] | None
-    """The tokenizer.json, or a table of the manifest; None if the model has none."""
-    template: Path | CorpusError | None = None
-    """A copy of its chat template in the cache, or why there is none; None if the model has none."""
+    tokenizer: Path | None
+    """The tokenizer.json; None if the model has none."""
+    template: str | CorpusError | None = None
+    """The chat template, or why it cannot be read; None if the model has none."""
     weights: tuple[tuple[NamedFile, Path], ...] = ()
     """Files that the section names by digest."""
     settings: PublishedSettings = field(default_factory=PublishedSettings)
     """What its other files say."""
-    kept: tuple[NamedFile, Path] | None = None
-    """The settings in a file, which the section names by digest; None if exports need none."""
+    kept: bytes | None = None
+    """The settings as a file, which the section names by digest; None if exports need none."""
 
     def separator(self, tokenizer: Tokenizer) -> dict[str, int]:
         """Return the manifest's ``tokenizer.separator`` as a table, empty if documents end as usual."""

@@ -1,32 +1,24 @@
-"""Data sets of the Hugging Face hub: the files of one split at a revision, and reading them over the network.
+"""Data sets of the Hugging Face hub: the files of one split at a revision, downloaded when they are read.
 
 The ``datasets`` library is not used: it turns late values that are not text into text, and tells a server which data
 set is read. Files are found as it finds them (https://huggingface.co/docs/hub/datasets-data-files-configuration): by
-the ``configs`` of the data set's card, else by names of files and folders. Card and names come from strangers.
+the ``configs`` of the data set's card, else by names of files and folders.
 """
 
 from __future__ import annotations
 
-import io
+import contextlib
 import os
 import re
-from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
-from pathlib import PurePosixPath
-from typing import IO, Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, Literal, NamedTuple
 
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.base.text import one_line
 from p2ptrain.data.rows import names
-
-MAX_CARD_BYTES = 1 << 20
-"""Maximum size of a data set's README.md. Guess: the longest cards of the hub would settle it."""
-
-MAX_PATTERN_CHARS = 200
-"""Maximum length of a pattern of the card. Guess: the patterns of the hub's most downloaded data sets."""
-
-READ_BYTES = 5 << 20
-"""Bytes of one request to the hub: fsspec's ``DEFAULT_BLOCK_SIZE``."""
+from p2ptrain.data.sources import InterruptedCorpusError
 
 SPLIT_KEYWORDS = {
     "train": {"train", "training"},
@@ -75,87 +67,50 @@ def huggingface_hub() -> Any:
     return huggingface_hub
 
 
+@dataclass(frozen=True, slots=True)
 class HubFile:
     """File of a data set at a revision."""
 
-    def __init__(self, filesystem: Any, root: str, path: str) -> None:
-        self._filesystem = filesystem
-        self._root = root
-        self.path = path
+    text: HubText
+    path: str
+    size: int
 
     def __str__(self) -> str:
         return self.path
 
     @property
-    def size(self) -> int:
-        return int(self._filesystem.info(f"{self._root}/{self.path}")["size"])
-
-    @property
     def identity(self) -> list[Any]:
         """What changes if the file does."""
-        return [self._root, self.path]
+        return [self.text.name, self.text.revision, self.path]
 
     @property
     def format(self) -> str:
         """``jsonl`` or ``parquet``; "" for other files."""
-        return _format(self.path)
+        name = PurePosixPath(self.path)
+        return FORMATS.get(name.with_suffix("").suffix if name.suffix in PACKED else name.suffix, "")
 
-    def open(self, mode: str = "rb") -> IO[bytes]:
-        """Open for reading with random access. Raises what the hub's client raises, here and in ``read``."""
-        file = self._filesystem.open(f"{self._root}/{self.path}", mode, cache_type="none")
-        return io.BufferedReader(_WholeReads(file), READ_BYTES)
-
-
-class _WholeReads(io.RawIOBase):
-    """File of the hub in which an answer of the wrong length is an error, not the file's end."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return int(self._file.seek(offset, whence))
-
-    def tell(self) -> int:
-        return int(self._file.tell())
-
-    def readinto(self, buffer: Any) -> int:
-        wanted = min(len(buffer), self._file.size - self._file.tell())
-        data = self._file.read(wanted) if wanted > 0 else b""
-        if len(data) != max(0, wanted):
-            raise OSError(f"the hub sent {len(data):,} bytes instead of {wanted:,}")
-        buffer[: len(data)] = data
-        return len(data)
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
+    def open(self, mode: Literal["rb"] = "rb") -> IO[bytes]:
+        """Open the file in the cache of the hub's client, which downloads it. Raises InterruptedCorpusError."""
+        return _downloaded(self.text, self.path).open(mode)
 
 
 def split_files(spec: HubText) -> list[HubFile]:
     """Return the files of the run's configuration and split, in the order in which they are read.
 
     Raises:
+        InterruptedCorpusError: the hub does not list them.
         CorpusError: the card or the names do not say plainly which files these are, or they are neither jsonl nor
-            parquet. Other errors are the network's.
+            parquet.
     """
-    hub = huggingface_hub()
-    filesystem = hub.HfFileSystem()
-    root = f"datasets/{spec.name}@{spec.revision}"
-    paths = [path.removeprefix(f"{root}/") for path in filesystem.find(root)]
-    card = b""
-    if "README.md" in paths:
-        with HubFile(filesystem, root, "README.md").open() as file:
-            card = file.read(MAX_CARD_BYTES + 1)
-    if len(card) > MAX_CARD_BYTES:
-        raise _unclear(f"its README.md is larger than {MAX_CARD_BYTES:,} bytes", spec)
-    text = card.decode("utf-8-sig", errors="replace")
-    files = [HubFile(filesystem, root, path) for path in split_paths(text, paths, spec)]
+    with hub_errors(spec.title):
+        tree = (
+            huggingface_hub()
+            .HfApi()
+            .list_repo_tree(spec.name, recursive=True, revision=spec.revision, repo_type="dataset")
+        )
+        sizes = {each.path: int(each.size) for each in tree if hasattr(each, "size")}
+    card = _downloaded(spec, "README.md").read_text("utf-8-sig", "replace") if "README.md" in sizes else ""
+    files = [HubFile(spec, path, sizes[path]) for path in split_paths(card, [*sizes], spec)]
     for each in files:
         if not each.format:
             raise CorpusError(
@@ -164,6 +119,26 @@ def split_files(spec: HubText) -> list[HubFile]:
                 f"https://huggingface.co/datasets/{spec.name} refs/convert/parquet",
             )
     return files
+
+
+def _downloaded(spec: HubText, path: str) -> Path:
+    with hub_errors(spec.title):
+        found = huggingface_hub().hf_hub_download(spec.name, path, repo_type="dataset", revision=spec.revision)
+    return Path(found)
+
+
+@contextlib.contextmanager
+def hub_errors(where: str) -> Iterator[None]:
+    """Turn all errors of the hub's client into InterruptedCorpusError; ``where`` names the data set in messages."""
+    try:
+        yield
+    except Exception as error:  # also errors of the HTTP library that it uses
+        raise InterruptedCorpusError(
+            f"The corpus {where} could not be downloaded from the Hugging Face hub "
+            f"({one_line(f'{type(error).__name__}: {error}')}).",
+            "Check the internet connection (and HF_ENDPOINT, HF_HUB_OFFLINE if set), and that the data set is public "
+            "or you are logged in (`hf auth login`); then give the same command again, which goes on where it was.",
+        ) from error
 
 
 def split_paths(card: str, paths: Sequence[str], spec: HubText) -> list[str]:
@@ -175,6 +150,8 @@ def split_paths(card: str, paths: Sequence[str], spec: HubText) -> list[str]:
 
     Raises CorpusError if card and names do not say plainly which ones they are.
     """
+    from fsspec.utils import glob_translate
+
     data = sorted(path for path in paths if _is_data(path))
     configs = _configs(card, spec)
     if not configs:
@@ -185,20 +162,19 @@ def split_paths(card: str, paths: Sequence[str], spec: HubText) -> list[str]:
     if chosen is None:
         listed = names(configs) or "'default' alone"
         raise CorpusError(f"The data set {spec.name} has no configuration {spec.config!r}, but {listed}.", _NAME_FILES)
-    folder = _text(chosen.get("data_dir") or "").strip("/")
+    folder = f"{chosen.get('data_dir') or ''}".strip("/")
     inside = {path.removeprefix(f"{folder}/"): path for path in data if not folder or path.startswith(f"{folder}/")}
     if chosen.get("data_files") is None:
         return [inside[path] for path in _by_names([*inside], spec)]
-    patterns = _patterns(chosen["data_files"], spec)
-    found = [inside[path] for pattern in patterns for path in inside if _matches(path.split("/"), pattern.split("/"))]
+    try:
+        patterns = _patterns(chosen["data_files"], spec)
+        forms = [re.compile(glob_translate(pattern)) for pattern in patterns]
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise _unclear(f"its card's data_files cannot be used ({one_line(str(error), 80)})", spec) from error
+    found = [inside[path] for form in forms for path in inside if form.match(path)]
     if not found:
         raise CorpusError(f"No file of the data set {spec.name} matches {names(patterns)}.", _NAME_FILES)
     return list(dict.fromkeys(found))
-
-
-def _format(path: str) -> str:
-    name = PurePosixPath(path)
-    return FORMATS.get(name.with_suffix("").suffix if name.suffix in PACKED else name.suffix, "")
 
 
 def _is_data(path: str) -> bool:
@@ -213,47 +189,24 @@ def _configs(card: str, spec: HubText) -> dict[str, Mapping[str, Any]]:
         return {}
     try:
         listed = huggingface_hub().DatasetCard(card).data.to_dict().get("configs") or []
-        return {_text(each.get("config_name", "default")): each for each in listed}
+        return {each.get("config_name", "default"): each for each in listed}
     except Exception as error:  # of YAML, which the library does not catch, or another shape
         raise _unclear(f"its README.md cannot be read ({one_line(str(error))})", spec) from error
 
 
-def _patterns(data_files: object, spec: HubText) -> list[str]:
-    """Return the patterns of the split in the ``data_files`` of a card."""
-    if isinstance(data_files, str) or (
-        isinstance(data_files, list) and all(isinstance(each, str) for each in data_files)
-    ):
+def _patterns(data_files: Any, spec: HubText) -> list[str]:
+    """Return the patterns of the split in the ``data_files`` of a card. Raises whatever another shape leads to."""
+    if isinstance(data_files, str) or (isinstance(data_files, list) and isinstance(data_files[0], str)):
         data_files = {"train": data_files}
     if isinstance(data_files, list):
-        pairs = [(_text(each.get("split")), each.get("path")) for each in data_files if isinstance(each, Mapping)]
-    else:
-        pairs = [(_text(split), path) for split, path in data_files.items()] if isinstance(data_files, Mapping) else []
-    found = [value for split, value in pairs if split == spec.split]
-    if not found:
-        listed = names(dict.fromkeys(split for split, _ in pairs)) or "none"
+        data_files = {each["split"]: each["path"] for each in data_files}
+    if spec.split not in data_files:
         raise CorpusError(
-            f"The configuration {spec.config!r} of {spec.name} has no split {spec.split!r}, but {listed}.", _NAME_FILES
+            f"The configuration {spec.config!r} of {spec.name} has no split {spec.split!r}, but {names(data_files)}.",
+            _NAME_FILES,
         )
-    patterns = []
-    for pattern in (_text(each) for value in found for each in (value if isinstance(value, list) else [value])):
-        if not pattern or len(pattern) > MAX_PATTERN_CHARS or pattern.count("**") > 2:
-            raise _unclear(f"its card has the pattern {one_line(pattern, 80)!r}", spec)
-        patterns.append(pattern.removeprefix("./"))
-    return patterns
-
-
-def _text(value: object) -> str:
-    """Return a string of a card; "" for another type, whose text may be of any size, since YAML has references."""
-    return value if isinstance(value, str) else ""
-
-
-def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Return whether a path matches a pattern, in which ``**`` stands for any number of folders."""
-    if not pattern or not parts:
-        return not parts and all(each == "**" for each in pattern)
-    if pattern[0] == "**":
-        return any(_matches(parts[start:], pattern[1:]) for start in range(len(parts) + 1))
-    return fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
+    found = data_files[spec.split]
+    return [each.removeprefix("./") for each in ([found] if isinstance(found, str) else found)]
 
 
 def _by_names(paths: Sequence[str], spec: HubText) -> list[str]:

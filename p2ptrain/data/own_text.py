@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from p2ptrain.base import files
 from p2ptrain.base.errors import CorpusError, HomeError, UserError
-from p2ptrain.base.input_file import HUB
+from p2ptrain.base.input_file import HUB, inside
 from p2ptrain.base.text import UserPath, printable
-from p2ptrain.data.author_text import BUILTIN, Source, find_source
-from p2ptrain.data.chat_template import CHATML, read_template, with_values
+from p2ptrain.data.author_text import Source, find_source
+from p2ptrain.data.chat_template import CHATML, CHATML_SOURCE, ChatTemplate, read_template, with_values
 from p2ptrain.data.checking import check_vocabulary
-from p2ptrain.data.figures import TextFigures, text_figures
+from p2ptrain.data.figures import SUMMARY_FILE, TextFigures, text_figures
 from p2ptrain.data.file_store import FILES_FOLDER, MOST_STORED_BYTES, FileStore, NamedFile
 from p2ptrain.data.given_model import GivenModel
-from p2ptrain.data.hub_weights import commit_of
-from p2ptrain.data.published_settings import template_copy
-from p2ptrain.data.shard_text import BuiltText, TextOrder, build_text, corpus_table
+from p2ptrain.data.hub_weights import commit_of, fetch
+from p2ptrain.data.packed_stream import template_variables
+from p2ptrain.data.shard_text import BuiltText, TextOrder, build_text, corpus_table, step_of
 from p2ptrain.data.sources import InterruptedCorpusError, file_digest
-from p2ptrain.data.text_summary import SUMMARY_FILE
-from p2ptrain.data.tokenizer import Tokenizer, download_tokenizer, load_tokenizer
+from p2ptrain.data.tokenizer import MOST_TOKENIZER_BYTES, Tokenizer, load_tokenizer
 from p2ptrain.data.tokenizing import Tell
-from p2ptrain.data.unfinished import SHARDS_FOLDER, UNFINISHED, Unfinished
+from p2ptrain.data.unfinished import SHARDS_FOLDER, Unfinished, check_stopped
 from p2ptrain.data.weight_files import adopt
 from p2ptrain.manifest import PRESETS, Manifest, create_run, name_change, preset, with_changes
 from p2ptrain.manifest.continuing import continued, nearest_preset
@@ -118,40 +118,43 @@ def create(directory: Path, wanted: Wanted, tell: Tell) -> NewRun:
     found = _tokenizer(wanted, model)
     changes |= found.changes
     name = preset_name or "demo"
-    corpora = wanted.corpora or _usual_text(wanted, found.file)
+    corpora = wanted.corpora
+    if not corpora and model is None and wanted.preset in PRESET_TEXTS:
+        corpora = [PRESET_TEXTS[wanted.preset].corpus]
+    if not corpora and (model is not None or found.file is not None):
+        raise CorpusError(
+            "A run with a tokenizer of its own needs a text, which init tokenizes.", "Name it: --corpus FILE"
+        )
     if not corpora:
-        if files.exists(directory / UNFINISHED):
-            stopped = Unfinished(directory, None)
-            stopped.forget(is_all=True)
-            stopped.close()
+        check_stopped(directory, None)
+        if wanted.sequence_length is not None:
+            changes |= step_of(name, wanted.sequence_length)
         return NewRun(create_run(directory, name, changes), "", None)
     changes["corpus"] = corpus_table(None, "")
     drafted = with_changes(preset(name, _NO_AUTHOR), changes)  # a wrong name or length, before the text is read
     check_vocabulary(drafted, found.loaded)
     sources = [find_source(each, wanted.column, wanted.template is not None) for each in corpora]
     is_dialogues = _kind_of(sources)
-    template = _template_file(wanted.template, model) if is_dialogues else None
-    chosen = "" if not is_dialogues else CHATML if template is None else file_digest(template, "chat template")
+    source = _template(wanted.template, model) if is_dialogues else None
+    chosen = "" if not is_dialogues else CHATML if source is None else _digest(source)
+    where = CHATML if source is None else printable(wanted.template or "of the model")
+    template = ChatTemplate.checked(source or CHATML_SOURCE, where, template_variables(found.loaded))
     order = TextOrder(
         sources,
         found.loaded,
         chosen,
-        template,
+        template if is_dialogues else None,
         wanted.held_out,
         _most_tokens(wanted),
         preset_name,
         model is not None,
         wanted.sequence_length,
     )
-    given = [] if found.file is None else [NamedFile("tokenizer", "", changes["tokenizer"]["sha256"])]
-    paths = {} if found.file is None else {given[0].sha256: found.file}
-    if template is not None:
-        given.append(NamedFile("template", "", chosen))
-        paths[chosen] = template
-    unfinished = Unfinished(directory, [order.identity, {**changes, "run.name": ""}])
+    key = {**order.identity, "--tokenizer, --model or --sequence-length": {**changes, "run.name": ""}}
+    unfinished = Unfinished(directory, key)
     try:
         built = build_text(order, changes, ShardStore(directory / SHARDS_FOLDER), unfinished, tell)
-        made = _written(directory, order, built, given, paths, model)
+        made = _written(directory, order, built, found, source, model)
     except InterruptedCorpusError:
         raise
     except HomeError as error:
@@ -169,12 +172,7 @@ def create(directory: Path, wanted: Wanted, tell: Tell) -> NewRun:
 
 
 def _written(
-    directory: Path,
-    order: TextOrder,
-    built: BuiltText,
-    given: Sequence[NamedFile],
-    paths: Mapping[str, Path],
-    model: GivenModel | None,
+    directory: Path, order: TextOrder, built: BuiltText, tokens: _Tokens, template: str | None, model: GivenModel | None
 ) -> NewRun:
     """Write the run around its shards: index and other files, at last key and manifest. Raises UserError."""
     store = FileStore(directory / FILES_FOLDER)
@@ -183,11 +181,14 @@ def _written(
 
     def store_files() -> None:
         store.add(built.index.root, built.index.to_bytes())
-        for each in given:
-            store.adopt(each, paths[each.sha256])
-            kept.append(each.what)
+        if tokens.file is not None:
+            store.adopt(NamedFile("tokenizer", "", tokens.changes["tokenizer"]["sha256"]), tokens.file)
+            kept.append("tokenizer")
+        if template is not None:
+            store.add(order.template_name, template.encode(errors="replace"))
+            kept.append("template")
         if model is not None and model.kept is not None:
-            store.adopt(*model.kept)
+            store.add(hashlib.sha256(model.kept).hexdigest(), model.kept)
         if weights and adopt([file for file, _ in weights], {file.sha256: path for file, path in weights}, store):
             kept.append("weights")
         try:
@@ -201,16 +202,9 @@ def _written(
     return NewRun(manifest, built.fit.reason, figures, order.sources, kept, too_large)
 
 
-def _usual_text(wanted: Wanted, tokenizer: Path | None) -> Sequence[str]:
-    """Return the preset's text, if it is to be read now: the shipped one is read by peers as bytes."""
-    if wanted.model is None and wanted.preset in PRESET_TEXTS:
-        return [PRESET_TEXTS[wanted.preset].corpus]
-    return [f"{BUILTIN}shakespeare"] if tokenizer is not None else []
-
-
 def _tokenizer(wanted: Wanted, model: GivenModel | None) -> _Tokens:
     """Return the run's tokenizer and what the manifest says of it. Raises CorpusError and WeightsError."""
-    named: str | Path | Mapping[str, Any] | None = wanted.tokenizer
+    named = wanted.tokenizer
     if named is None and model is not None:
         named = model.tokenizer
         if named is None:
@@ -226,13 +220,14 @@ def _tokenizer(wanted: Wanted, model: GivenModel | None) -> _Tokens:
             {} if wanted.preset else {"tokenizer": {"kind": "bytes"}, "model.config.vocab_size": 256}
         )
         return _Tokens(changes, load_tokenizer(section), None)
-    if isinstance(named, Mapping):
-        path = download_tokenizer(named["name"], named["revision"])
-    elif str(named).startswith(HUB):
+    if str(named).startswith(HUB):
         name, _, revision = str(named).removeprefix(HUB).partition("@")
-        path = download_tokenizer(name, commit_of(name, revision))
+        found = fetch(name, commit_of(name, revision), "tokenizer.json", MOST_TOKENIZER_BYTES)
+        if found is None:
+            raise CorpusError(f"{name} has no tokenizer.json on the Hugging Face hub.", "Name another model.")
+        path = found
     else:
-        path = UserPath(named)
+        path = inside(UserPath(named))
     digest = file_digest(path, "tokenizer")
     if path.stat().st_size > MOST_STORED_BYTES:
         raise CorpusError(
@@ -267,18 +262,20 @@ def _kind_of(sources: Sequence[Source]) -> bool:
     return next(iter(kinds))
 
 
-def _template_file(template: Path | None, model: GivenModel | None) -> Path | None:
-    """Return the file of the chat template that a run of dialogues gets; None: ChatML. Raises CorpusError.
+def _digest(template: str) -> str:
+    return hashlib.sha256(template.encode(errors="replace")).hexdigest()
+
+
+def _template(template: Path | None, model: GivenModel | None) -> str | None:
+    """Return the chat template that a run of dialogues gets; None: ChatML. Raises CorpusError.
 
     It contains the texts of the model's special tokens that it names, as transformers gives them to a template.
     """
-    if f"{template}" == CHATML and template is not None and not template.exists():
+    if template is not None and f"{template}" == CHATML and not template.exists():
         return None
-    if template is not None and model is not None:
-        source, values = read_template(template), model.settings.tokens
-        return template if source == with_values(source, values) else template_copy(source, values)
-    if template is not None or model is None:
-        return template
-    if isinstance(model.template, CorpusError):
-        raise model.template
-    return model.template
+    if template is not None:
+        return with_values(read_template(template), {} if model is None else model.settings.tokens)
+    found = None if model is None else model.template
+    if isinstance(found, CorpusError):
+        raise found
+    return found

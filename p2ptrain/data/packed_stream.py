@@ -16,7 +16,7 @@ from p2ptrain.data.dialogues import UNCOUNTED
 from p2ptrain.data.fidelity import FidelityCheck
 from p2ptrain.data.rows import SURE_ROWS, TextCounts, skip
 from p2ptrain.data.tokenizer import Tokenizer
-from p2ptrain.tokens.packing import BEGINS, COUNTS, FLAG_BITS, WINDOW_DIALOGUES, EncodedDialogue, packed_rows
+from p2ptrain.tokens.packing import BEGINS, COUNTS, FLAG_BITS, EncodedDialogue, packed_rows
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Corpus as CorpusSpec
@@ -45,27 +45,21 @@ def load_template(spec: CorpusSpec, tokenizer: Tokenizer, file: Path | None = No
         raise CorpusError(
             "This run was not taught dialogues: it has no chat template.", "Name the home of another run."
         )
-    return named_template(name, tokenizer, file)
+    return ChatTemplate.load(name, None if name == CHATML else file, template_variables(tokenizer))
 
 
-def named_template(name: str, tokenizer: Tokenizer, file: Path | None = None) -> ChatTemplate:
-    """Load a template with what an export tells it of the tokenizer. Raises CorpusError if it is not usable."""
+def template_variables(tokenizer: Tokenizer) -> dict[str, str]:
+    """Return what an export tells a template of the tokenizer."""
     variables = {"bos_token": tokenizer.bos_text, "eos_token": tokenizer.separator_text}
-    given = {name: text for name, text in variables.items() if text}
-    return ChatTemplate.load(name, None if name == CHATML else file, given)
+    return {name: text for name, text in variables.items() if text}
 
 
 class LongDialogue(NamedTuple):
     """Encoded dialogue of any length."""
 
     encoded: EncodedDialogue
-    """Tokens of the dialogue, perhaps without the end."""
-    tokens: int
-    """Tokens of all of it."""
     text_bytes: int
     """Bytes of the text as UTF-8."""
-    is_cut: bool
-    """Whether the template did not render all of it."""
 
 
 def rows_of_dialogues(
@@ -75,12 +69,17 @@ def rows_of_dialogues(
     dialogues: Iterable[Dialogue],
     counts: TextCounts,
     check: FidelityCheck,
-    window_dialogues: int = WINDOW_DIALOGUES,  # packed together; 1: a row for each
 ) -> Iterator[np.ndarray]:
-    """Yield the codes of rows [T], and count what was read; see ``encoded_dialogues`` and ``packed``."""
-    return packed(
-        length, tokenizer, encoded_dialogues(encoder, dialogues, counts, check), counts, check, window_dialogues
-    )
+    """Yield the codes of rows [T], and count what was read; see ``encoded_dialogues`` and ``packed``.
+
+    Raises:
+        UnansweredError: most dialogues have no answer within a row.
+        CorpusError: the tokenizer does not know the text.
+    """
+    found = encoded_dialogues(encoder, dialogues, counts, check)
+    yield from packed(length, tokenizer, found, counts, check)
+    check.finish()
+    check_answers(length, counts)
 
 
 def encoded_dialogues(
@@ -104,7 +103,7 @@ def encoded_dialogues(
         bits = str(len(encoded.ids).bit_length())
         counts.length_bits[bits] = counts.length_bits.get(bits, 0) + 1
         text_bytes = len(rendered.text.encode(errors="replace"))
-        yield LongDialogue(encoded, len(encoded.ids), text_bytes, rendered.is_cut)
+        yield LongDialogue(encoded, text_bytes)
 
 
 def packed(
@@ -113,20 +112,17 @@ def packed(
     dialogues: Iterable[LongDialogue],
     counts: TextCounts,
     check: FidelityCheck,
-    window_dialogues: int = WINDOW_DIALOGUES,  # packed together; 1: a row for each
 ) -> Iterator[np.ndarray]:
-    """Yield the codes of rows [T], and count what is used.
-
-    Raises:
-        UnansweredError: most dialogues have no answer within a row.
-        CorpusError: the tokenizer does not know the text.
-    """
+    """Yield the codes of rows [T], and count what is used."""
     used = _used(length, dialogues, counts, check)
-    for row in packed_rows(used, length, tokenizer.separator or 0, window_dialogues):
+    for row in packed_rows(used, length, tokenizer.separator or 0):
         counts.answer_tokens += int(np.count_nonzero(row & COUNTS))
         counts.padding_tokens += _padding(row)
         yield row
-    check.finish()
+
+
+def check_answers(length: int, counts: TextCounts) -> None:
+    """Raise UnansweredError if most dialogues have no answer within a row of ``length`` tokens."""
     if counts.left_out > counts.documents:
         unused = "".join(f". {each[0].upper()}{each[1:]}" for each in _unused(counts))
         raise UnansweredError(
@@ -198,12 +194,13 @@ def _used(
 ) -> Iterator[EncodedDialogue]:
     """Yield the dialogues that have an answer, at most a row long."""
     for each in dialogues:
+        tokens = len(each.encoded.ids)
         ids, is_predicted = each.encoded.ids[:length], each.encoded.counts[:length]
         if not is_predicted[1:].any():
             counts.left_out += 1
             continue
-        counts.truncated += each.tokens > length or each.is_cut
-        check.count(ids, each.text_bytes * len(ids) // each.tokens, begins_document=True)
+        counts.truncated += tokens > length
+        check.count(ids, each.text_bytes * len(ids) // tokens, begins_document=True)
         yield EncodedDialogue(ids, is_predicted)
 
 

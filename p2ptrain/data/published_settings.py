@@ -6,17 +6,15 @@ peers get it by the link. Training reads none of it but the token that ends docu
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from p2ptrain.base import files
-from p2ptrain.base.errors import CorpusError, HomeError, WeightsError
-from p2ptrain.base.files import cache_directory
+from p2ptrain.base.errors import CorpusError, WeightsError
 from p2ptrain.data.chat_template import (
     MOST_TEMPLATE_BYTES,
     special_tokens_in,
@@ -30,6 +28,7 @@ TEMPLATE, TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"
 """Files in which transformers keeps a chat template: the second one in older folders."""
 SPECIAL_MAP = "special_tokens_map.json"
 """File of older folders with the special tokens that ``TOKENIZER_CONFIG`` leaves out."""
+SETTINGS_FILES = (GENERATION, TEMPLATE, TOKENIZER_CONFIG, SPECIAL_MAP)
 
 MOST_CONFIG_BYTES = 16 << 20
 """Maximum size of a tokenizer_config.json; those that list every special token of Gemma have a megabyte."""
@@ -42,9 +41,6 @@ _UNKEPT = ("_", "output_", "return_", "use_cache")
 """Beginnings of fields that do not say how the model generates."""
 
 _REMEDY = "Name one: --template FILE, or --template chatml."
-
-Read = Callable[[str, int], bytes | None]
-"""Returns the content of a file of the model, of at most so many bytes; None if there is none of that name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,22 +59,21 @@ class PublishedSettings:
     """How to generate: numbers of generation_config.json, without token ids."""
 
     @classmethod
-    def read(cls, read: Read) -> PublishedSettings:
+    def read(cls, folder: Path) -> PublishedSettings:
         """Read a model's files: what generation_config.json names goes before config.json, as in transformers.
 
         Raises WeightsError if a file is too large or cannot be read.
         """
-        config = _table(read(CONFIG, MOST_CONFIG_BYTES))
-        generation = _table(read(GENERATION, MOST_CONFIG_BYTES))
-        described = _table(read(TOKENIZER_CONFIG, MOST_CONFIG_BYTES))
+        config, generation = _table(_read(folder / CONFIG)), _table(_read(folder / GENERATION))
+        described = _table(_read(folder / TOKENIZER_CONFIG))
         try:
-            text = read(TEMPLATE, MOST_TEMPLATE_BYTES)
+            text = _read(folder / TEMPLATE, MOST_TEMPLATE_BYTES)
             source = template_in(described) if text is None else text.decode("utf-8-sig", errors="replace")
         except WeightsError:  # only dialogues need it: kept_template reports it
             source = None
         return cls._checked(
             template=source or None,
-            tokens={**special_tokens_in(_table(read(SPECIAL_MAP, MOST_CONFIG_BYTES))), **special_tokens_in(described)},
+            tokens={**special_tokens_in(_table(_read(folder / SPECIAL_MAP))), **special_tokens_in(described)},
             ends=_ids(generation.get("eos_token_id")) or _ids(config.get("eos_token_id")),
             pad=next(iter([*_ids(generation.get("pad_token_id")), *_ids(config.get("pad_token_id"))]), None),
             generation=generation,
@@ -123,74 +118,47 @@ class PublishedSettings:
         return list(dict.fromkeys([*own, *stated]))
 
 
-def in_folder(folder: Path) -> Read:
-    """Return the reader of a folder. It raises WeightsError if a file is unreadable or too large."""
-
-    def read(name: str, most: int) -> bytes | None:
-        path = folder / name
-        try:
-            with path.open("rb") as file:
-                content = file.read(most + 1)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise WeightsError(f"{path} cannot be read: {files.cause(error)}.", files.remedy(error, "")) from error
-        if len(content) > most:
-            raise WeightsError(f"{path} is larger than {most:,} bytes.", "Use the model's own file.")
-        return content
-
-    return read
+def _read(path: Path, most_bytes: int = MOST_CONFIG_BYTES) -> bytes | None:
+    """Return a file's content; None if there is none. Raises WeightsError if it is unreadable or too large."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(most_bytes + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise WeightsError(f"{path} cannot be read: {files.cause(error)}.", files.remedy(error, "")) from error
+    if len(content) > most_bytes:
+        raise WeightsError(f"{path} is larger than {most_bytes:,} bytes.", "Use the model's own file.")
+    return content
 
 
-def kept_settings(settings: PublishedSettings) -> tuple[str, Path] | None:
-    """Return digest and path of a copy in the cache, for a run; None if an export would write the same without it.
-
-    Raises HomeError if the cache cannot be written.
-    """
+def kept_settings(settings: PublishedSettings) -> bytes | None:
+    """Return the content of a run's file; None if an export would write the same without it."""
     tokens = settings.tokens.keys() & {"bos_token", "pad_token", "unk_token"}
     content = settings.to_bytes()
     if not (settings.template or tokens or len(settings.ends) > 1 or settings.pad is not None or settings.generation):
         return None
-    return None if len(content) > MOST_SETTINGS_BYTES else _cached(content, "settings", ".json")
+    return None if len(content) > MOST_SETTINGS_BYTES else content
 
 
-def kept_template(settings: PublishedSettings, read: Read) -> Path | CorpusError | None:
-    """Return a copy of a model's template in the cache; None if the model has none.
+def kept_template(settings: PublishedSettings, folder: Path) -> str | CorpusError | None:
+    """Return a model's template for a run; None if the model has none.
 
-    The copy contains the special tokens that the template writes: they are those of tokenizer_config.json, which no
-    peer has. If there is a template that cannot be read, the error is returned, not raised: only a run of dialogues
-    needs the template.
-
-    Raises HomeError if the cache cannot be written.
+    It contains the special tokens that the template writes: they are those of tokenizer_config.json, which no peer has.
+    If there is a template that cannot be read, the error is returned, not raised: only a run of dialogues needs it.
     """
-    if settings.template is None:
-        try:
-            read(TEMPLATE, MOST_TEMPLATE_BYTES)
-        except WeightsError as error:
-            return CorpusError(f"The model's chat template is not known. {error.problem}", _REMEDY)
-        if _table(read(TOKENIZER_CONFIG, MOST_CONFIG_BYTES)).get("chat_template"):
-            return CorpusError(
-                f"The chat template in the model's {TOKENIZER_CONFIG} is too long, or none is named default.",
-                _REMEDY,
-            )
-        return None
-    return template_copy(settings.template, settings.tokens)
-
-
-def template_copy(source: str, values: Mapping[str, str]) -> Path:
-    """Return a copy in the cache of a template, with the special tokens that it names. Raises HomeError."""
-    return _cached(with_values(source, values).encode(errors="replace"), "templates", ".jinja")[1]
-
-
-def _cached(content: bytes, folder: str, suffix: str) -> tuple[str, Path]:
-    digest = hashlib.sha256(content).hexdigest()
-    path = cache_directory() / folder / f"{digest}{suffix}"
+    if settings.template is not None:
+        return with_values(settings.template, settings.tokens)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        files.replace(path, content)
-    except OSError as error:
-        raise HomeError(f"{path} cannot be written: {files.cause(error)}.", files.remedy(error, "")) from error
-    return digest, path
+        _read(folder / TEMPLATE, MOST_TEMPLATE_BYTES)
+    except WeightsError as error:
+        return CorpusError(f"The model's chat template is not known. {error.problem}", _REMEDY)
+    if _table(_read(folder / TOKENIZER_CONFIG)).get("chat_template"):
+        return CorpusError(
+            f"The chat template in the model's {TOKENIZER_CONFIG} is too long, or none is named default.",
+            _REMEDY,
+        )
+    return None
 
 
 def _table(content: object) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ from p2ptrain.data.author_text import LocalFile, Source, SourceFile
 from p2ptrain.data.chat_template import Dialogue
 from p2ptrain.data.dialogues import broken, characters, dialogue_rows
 from p2ptrain.data.rows import MOST_EXAMPLES, SURE_ROWS, TextCounts, Unusable, jsonl_rows, parquet_rows, skip, texts
-from p2ptrain.data.sources import PIECE_CHARACTERS, hub_errors, not_text, unchanged, unreadable_text
+from p2ptrain.data.sources import PIECE_CHARACTERS, not_text, unchanged, unreadable_text
 from p2ptrain.data.stream import Cut, border
 
 MIXED_CHARACTERS = 1 << 18
@@ -103,17 +103,15 @@ class SourceReader(Generic[Item]):
 
     def _read(self) -> Iterator[Item]:
         place, source = self.place, self._source
-        then = "it goes on where it was"
-        with hub_errors(self.counts.where, then) if source.is_hub else contextlib.nullcontext():
-            while place.file < len(source.files):
-                file = source.files[place.file]
-                self._open = _OpenedFile(file)
-                with unchanged(file.path) if isinstance(file, LocalFile) else contextlib.nullcontext():
-                    if not place.is_read:
-                        yield from self._items_of(file)
-                self._open = None
-                place.file, place.row, place.byte, place.is_read = place.file + 1, 0, 0, False
-            self.counts.check()
+        while place.file < len(source.files):
+            file = source.files[place.file]
+            self._open = _OpenedFile(file)
+            with unchanged(file.path) if isinstance(file, LocalFile) else contextlib.nullcontext():
+                if not place.is_read:
+                    yield from self._items_of(file)
+            self._open = None
+            place.file, place.row, place.byte, place.is_read = place.file + 1, 0, 0, False
+        self.counts.check()
         place.is_done = True
 
     def _items_of(self, file: SourceFile) -> Iterator[Any]:
@@ -172,8 +170,6 @@ class SourceReader(Generic[Item]):
         except UnicodeDecodeError as error:
             raise not_text(file, error) from error
         except OSError as error:
-            if self._source.is_hub:
-                raise
             raise unreadable_text(file, error) from error
 
     def _dialogues(self, file: SourceFile) -> Iterator[Dialogue]:
@@ -220,7 +216,7 @@ class TextMix(Generic[Item]):
         self.readers: list[SourceReader[Item]] = [
             SourceReader(source, state) for source, state in zip(sources, states, strict=True)
         ]
-        self._size: Callable[[Item], int] = size
+        self.size: Callable[[Item], int] = size
         self._ends: Callable[[Item], bool] = ends
         self._current: int | None = saved["current"] if saved else None
         self._taken: int = saved["taken"] if saved else 0
@@ -236,6 +232,12 @@ class TextMix(Generic[Item]):
         }
 
     @property
+    def share(self) -> float:
+        """Share of the text that was taken, roughly, and the same on every machine."""
+        taken = sum(each.place.characters for each in self.readers)
+        return min(1.0, taken / max(1, sum(each.bytes for each in self.readers)))
+
+    @property
     def done_share(self) -> float:
         """Share of all bytes that were read."""
         return sum(each.done_bytes for each in self.readers) / max(1, sum(each.bytes for each in self.readers))
@@ -249,7 +251,7 @@ class TextMix(Generic[Item]):
             if item is None:
                 self._current = None
                 continue
-            self._taken += self._size(item)
+            self._taken += self.size(item)
             self._current = None if self._ends(item) or self._taken >= MIXED_CHARACTERS else number
             if self._current is None:
                 self._taken = 0

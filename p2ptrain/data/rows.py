@@ -124,8 +124,7 @@ def texts(
         is_remote: whether reading the rest takes a network.
 
     Raises:
-        CorpusError: there are more than ``SURE_ROWS`` remote rows, and none of the first ones has text.
-            ``TextCounts.check`` judges at the end.
+        CorpusError: none of the first ``SURE_ROWS`` remote rows has text. ``TextCounts.check`` judges at the end.
     """
     for number, found in rows:
         if is_remote and counts.skipped == counts.rows == SURE_ROWS:
@@ -176,7 +175,7 @@ def jsonl_values(
         after: number of the last line that is not wanted again.
 
     Raises:
-        UnreadableError: the file cannot be read or unpacked.
+        CorpusError: the file cannot be read or unpacked.
     """
     try:
         with file.open("rb") as raw, unpacked(raw, file) as content:
@@ -216,8 +215,7 @@ def parquet_values(
         beside: name of another column, if the file has it.
 
     Raises:
-        UnreadableError: the file cannot be read.
-        CorpusError: it has no such column or another type there, or pyarrow is not installed.
+        CorpusError: the file cannot be read, it has no such column or another type there, or pyarrow is not installed.
     """
     pyarrow, parquet = import_pyarrow(f"The corpus {file}")
     try:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from p2ptrain.base import files
 from p2ptrain.base.errors import CorpusError, WeightsError
-from p2ptrain.base.text import one_line, printable
-from p2ptrain.data.unpacking import RowFile, UnreadableError
+from p2ptrain.base.text import printable
+from p2ptrain.data.unpacking import RowFile
 
 PIECE_CHARACTERS = 1 << 18
 """Characters of a chunk: encoding takes 50 MB for them, and ten times as much where a tokenizer lengthens them as far
@@ -19,9 +19,6 @@ as it may (measured)."""
 
 INIT_WITH_FILES = "p2ptrain init NEW_RUN --corpus FILE --tokenizer FILE"
 """Command that begins a run for an author's own files; either option may be omitted."""
-
-EMPTY = hashlib.sha256().hexdigest()
-"""SHA-256 of an empty file, which no run can use."""
 
 BINARY_HEAD_BYTES = 8_000
 """Beginning of a file in which a zero byte means binary data: as much as git's ``buffer_is_binary`` looks at."""
@@ -126,25 +123,3 @@ def _is_binary(file: RowFile) -> bool:
     with contextlib.suppress(OSError), file.open("rb") as opened:
         head = opened.read(BINARY_HEAD_BYTES)
     return b"\0" in head and not head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE))
-
-
-@contextlib.contextmanager
-def hub_errors(where: str, then: str) -> Iterator[None]:
-    """Turn the errors of reading a data set into InterruptedCorpusError, except other CorpusErrors.
-
-    Args:
-        where: name of the data set in messages.
-        then: what happens when the owner starts again.
-    """
-    try:
-        yield
-    except Exception as error:  # also errors of the hub's client and of the HTTP library that it uses
-        if isinstance(error, CorpusError) and not isinstance(error, UnreadableError):
-            raise
-        why = error.problem.rstrip(".") if isinstance(error, UnreadableError) else f"{type(error).__name__}: {error}"
-        raise InterruptedCorpusError(
-            f"The corpus {where} could not be streamed from the Hugging Face hub ({one_line(why)}).",
-            "Check the internet connection (and HF_ENDPOINT, HF_HUB_OFFLINE if set), and that the dataset is public"
-            f" or you are logged in (`hf auth login`); then start again: {then}. If it"
-            " stops there again, tell the run's author that the data set is damaged.",
-        ) from error

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
-from p2ptrain.data.sources import PIECE_CHARACTERS
 from p2ptrain.data.tokenizer import Tokenizer
 
 BORDER_CHARACTERS = 4096
 """Last part of a chunk that is searched for a border of words; words of natural languages are far shorter."""
+
+BATCH_CUTS = 16
+"""Texts that are encoded at once, so that a fast tokenizer can use several threads."""
 
 CONTEXT_CHARACTERS = 64
 """Text before a chunk that is encoded with it, so that the tokenizer sees the middle of a document, not its start."""
@@ -38,42 +41,17 @@ class Cut(NamedTuple):
         return "" if self.ends else (self.context + self.text)[-CONTEXT_CHARACTERS:]
 
 
-class EncodedText(NamedTuple):
-    """Ids of consecutive text of one document."""
-
-    ids: np.ndarray
-    text_bytes: int
-    """Bytes of that text as UTF-8; of a text that the limit cuts, in proportion to its ids."""
-    ends_document: bool
-
-
-def tokenize(
-    cuts: Iterable[Cut],
-    tokenizer: Tokenizer,
-    most_tokens: int | None,
-    prefix: Sequence[int] = (),  # ids before each document
-) -> Iterator[EncodedText]:
-    """Yield the ids of all texts in order, a separator after each document, at most ``most_tokens`` in total.
+def encode_documents(cuts: Iterable[Cut], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
+    """Yield the ids of all texts in order, each document between the tokenizer's prefix and separator.
 
     The ids are those of whole documents, if the tokenizer separates words at ``BORDERS``.
     """
-    left = most_tokens
-    if left == 0:
-        return
-    for batch in _batches(cuts):
+    rest = iter(cuts)
+    end = () if tokenizer.separator is None else (tokenizer.separator,)
+    while batch := list(islice(rest, BATCH_CUTS)):
         for cut, ids in zip(batch, encode_cuts(batch, tokenizer), strict=True):
-            if cut.begins and prefix:
-                ids = np.insert(ids, 0, prefix)
-            if cut.ends and tokenizer.separator is not None:
-                ids = np.append(ids, np.asarray(tokenizer.separator, dtype=ids.dtype))
-            text_bytes = len(cut.text.encode(errors="replace"))
-            if left is not None:
-                whole, ids = len(ids), ids[:left]
-                text_bytes = text_bytes * len(ids) // max(1, whole)
-                left -= len(ids)
-            yield EncodedText(ids, text_bytes, cut.ends)
-            if left == 0:
-                return
+            before, after = tokenizer.prefix if cut.begins else (), end if cut.ends else ()
+            yield np.concatenate([each.astype(np.uint32) for each in (np.array(before), ids, np.array(after))])
 
 
 def encode_cuts(batch: Sequence[Cut], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
@@ -94,17 +72,3 @@ def border(text: str) -> int:
         if places := [found.start() for found in each.finditer(text, start)]:
             return places[-1]
     return len(text)
-
-
-def _batches(cuts: Iterable[Cut]) -> Iterator[list[Cut]]:
-    """Group texts to about ``PIECE_CHARACTERS``, so that a fast tokenizer can use several threads."""
-    batch: list[Cut] = []
-    characters = 0
-    for cut in cuts:
-        batch.append(cut)
-        characters += len(cut.text)
-        if characters >= PIECE_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch

@@ -7,22 +7,18 @@ training, held-out evaluation, text generation and export encode a text alike; d
 
 from __future__ import annotations
 
-import base64
 import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.base.text import one_line, printable
-from p2ptrain.data.hub import huggingface_hub
 from p2ptrain.data.sources import check_digest, unchanged
 
 if TYPE_CHECKING:
@@ -33,27 +29,6 @@ if TYPE_CHECKING:
 
 MOST_TOKENIZER_BYTES = 64 << 20
 """Maximum size of a tokenizer.json. The largest in wide use (256 thousand tokens) take 20 to 35 MB."""
-
-MOST_REPLACEMENT_GROWTH = 8
-"""Maximum factor by which all Replace normalizers, or those of the decoder, may lengthen a text. Usual files have at
-most three, of factor 2. Guess: measure the factors of the hub's most downloaded tokenizers."""
-
-MOST_ENCODED_BYTES = 4 << 20
-"""Maximum size of one normalized text, and of all that are encoded at once: the library takes 140 to 250 bytes of
-memory for each (measured). It suffices for a megabyte of Chinese, or a piece of Korean in single letters."""
-
-CHARSMAP_LENGTH = 18
-"""Letters of one character in a normalizer's table that do not count as growth: those of U+FDFA in NFKC."""
-
-NORMALIZED_CHARACTERS = 1 << 14
-"""Characters that are normalized at once to learn how long a text becomes."""
-
-MOST_TOKEN_CHARS = 1_024
-"""Maximum length of a token, since the unknown one may stand for each letter that is decoded. Guess: measure the
-longest tokens of the hub's most downloaded tokenizers."""
-
-MOST_PREFIX_IDS = 4
-"""Maximum number of tokens before every text: files in wide use have one."""
 
 SEPARATORS = (
     "<|endoftext|>",
@@ -78,72 +53,11 @@ UTF8_BYTES = (*range(0xC0), *range(0xC2, 0xF5))
 """Byte values that occur in UTF-8 (RFC 3629, section 3)."""
 
 
-class Tokenizer(Protocol):
-    """Tokenizer interface of the data pipeline and of text generation."""
-
-    @property
-    def vocabulary_size(self) -> int:
-        """Exclusive upper bound of the ids."""
-
-    @property
-    def separator(self) -> int | None:
-        """Id that separates documents; None if there is none."""
-
-    @property
-    def unknown(self) -> int | None:
-        """Id that stands for text outside the vocabulary; None if every text can be encoded."""
-
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return one array of ids per text, equal for equal texts. Raises CorpusError if the tokenizer is faulty."""
-
-    @property
-    def replaced(self) -> str:
-        """Character of a text that becomes U+FFFD; empty if there is none."""
-
-    @property
-    def marks(self) -> Mapping[int, str]:
-        """Ids that ``decode`` leaves out or makes invisible, and how they are shown."""
-
-    @property
-    def prefix(self) -> tuple[int, ...]:
-        """Ids before each document, as a model that was published with this tokenizer expects them."""
-
-    @property
-    def separator_text(self) -> str:
-        """Text of the separator, as exported files name it; empty if they name none."""
-
-    @property
-    def bos_text(self) -> str:
-        """Text of the token that begins a sequence, as chat templates write it; empty if there is none."""
-
-    @property
-    def special_tokens(self) -> Sequence[str]:
-        """Texts that ``encode_marked`` reads as one token each, wherever they are."""
-
-    def encode_marked(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return ids, and the character where each begins, of texts in which special tokens are special.
-
-        ``SPECIAL_MARK`` and ``BORDER_MARK`` count as characters, act as they say, and have no ids.
-
-        Raises CorpusError if the tokenizer is faulty.
-        """
-
-    def byte_count(self, ids: Sequence[int]) -> int:
-        """Return the bytes of the text of some ids as UTF-8; characters may be torn. Special tokens have none."""
-
-    @property
-    def unused(self) -> Sequence[str]:
-        """Sentences, without their full stops, on what the file wants and training does not do."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of some ids; invalid text becomes replacement characters."""
-
-    def save(self, directory: Path) -> None:
-        """Write files that ``transformers.AutoTokenizer.from_pretrained(directory)`` loads. Raises OSError."""
-
-
 class ByteTokenizer:
-    """Tokenizer with 256 ids, one per byte of UTF-8. Byte 0 separates documents; in a text U+FFFD takes its place."""
+    """Tokenizer with 256 ids, one per byte of UTF-8. Byte 0 separates documents; in a text U+FFFD takes its place.
+
+    It has the attributes and methods of ``JsonTokenizer`` that do without a file.
+    """
 
     vocabulary_size = 256
     separator = 0
@@ -151,7 +65,6 @@ class ByteTokenizer:
     prefix = ()
     separator_text = bos_text = ""
     replaced = "\0"
-    marks: Mapping[int, str] = MappingProxyType({0: "\N{SYMBOL FOR NULL}"})
     special_tokens = unused = ()
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -175,6 +88,9 @@ class ByteTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(ids).decode("utf-8", errors="replace")
 
+    def shown(self, ids: Sequence[int]) -> str:
+        return self.decode(ids).replace("\0", "\N{SYMBOL FOR NULL}")
+
     def save(self, directory: Path) -> None:
         """Save as a byte-level BPE without merges: its alphabet names every byte, so ids and bytes stay equal."""
         from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -195,11 +111,12 @@ class JsonTokenizer:
             ordinary text.
         unknown: id of the unknown token; None if the vocabulary covers every text.
         first: ids that the file's post-processor puts before every text.
-        has_prefix: whether documents begin with them.
-        separator: id that ends documents; None: the usual one of the vocabulary.
+        has_prefix: whether documents begin with them, as the model that was published with the tokenizer expects.
+        separator: id that ends documents; None: the usual one of the vocabulary, if it has one.
     """
 
     replaced = ""
+    """Character of a text that becomes U+FFFD; empty if there is none."""
 
     def __init__(
         self,
@@ -215,56 +132,30 @@ class JsonTokenizer:
         self.bos_text = str(tokenizer.id_to_token(first[0])) if first else ""
         self.separator = _separator(tokenizer, separator)
         self.vocabulary_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
+        """Exclusive upper bound of the ids."""
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.post_processor = None
         dropout = getattr(tokenizer.model, "dropout", None)
+        self.unused: Sequence[str]
+        """Sentences, without their full stops, on what the file wants and training does not do."""
         self.unused = [f"the tokenizer's BPE dropout of {dropout:g} is not used"] if dropout else []
         if dropout is not None:
             tokenizer.model.dropout = None
         tokenizer.encode_special_tokens = True
         self._marked: HubTokenizer | None = None
         """Copy for which special tokens in a text are special; made when it is needed."""
-        self._byte_counts: np.ndarray | None = None
         _keep_special_text_apart(tokenizer)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        found = []
-        for batch in self._bounded(texts):
-            with _faults("The tokenizer cannot encode the text"):
-                encodings = self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
-            found += [np.asarray(encoding.ids, dtype=np.uint32) for encoding in encodings]
-        return found
-
-    def _bounded(self, texts: Sequence[str]) -> Iterator[list[str]]:
-        """Yield the texts in batches of at most ``MOST_ENCODED_BYTES`` of normalized text. Raises CorpusError."""
-        normalizer = self._tokenizer.normalizer
-        batch: list[str] = []
-        room = MOST_ENCODED_BYTES
-        for text in texts:
-            whole = text.encode("utf-8", errors="replace").decode()  # the library refuses surrogates
-            size = 0
-            for start in range(0, len(whole), NORMALIZED_CHARACTERS):
-                part = whole[start : start + NORMALIZED_CHARACTERS]
-                with _faults("The tokenizer cannot encode the text"):
-                    size += len((part if normalizer is None else normalizer.normalize_str(part)).encode())
-                if size <= MOST_ENCODED_BYTES:
-                    continue
-                raise CorpusError(
-                    f"The tokenizer makes more than {MOST_ENCODED_BYTES:,} bytes, the most that are encoded at "
-                    f"once, of {len(text):,} characters of text.",
-                    "Use a tokenizer that does not lengthen the text.",
-                )
-            if batch and size > room:
-                yield batch
-                batch, room = [], MOST_ENCODED_BYTES
-            batch.append(whole)
-            room -= size
-        if batch:
-            yield batch
+        """Return one array of ids per text, equal for equal texts. Raises CorpusError if the tokenizer is faulty."""
+        with _faults("The tokenizer cannot encode the text"):
+            encodings = self._tokenizer.encode_batch_fast(_encodable(texts), add_special_tokens=False)
+        return [np.asarray(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
     @property
     def separator_text(self) -> str:
+        """Text of the separator, as exported files name it; empty if there is none."""
         return "" if self.separator is None else self.token(self.separator)
 
     def token(self, token_id: int) -> str:
@@ -283,42 +174,45 @@ class JsonTokenizer:
         return bool(token) and (added or token in SEPARATORS or self.decode([token_id]) in ("", "\0"))
 
     @property
-    def marks(self) -> Mapping[int, str]:
-        added = self._tokenizer.get_added_tokens_decoder()
-        return {place: token.content for place, token in added.items() if token.special}
-
-    @property
     def special_tokens(self) -> Sequence[str]:
+        """Texts that ``encode_marked`` reads as one token each, wherever they are."""
         added = self._tokenizer.get_added_tokens_decoder().values()
         return [token.content for token in added if token.special and token.content]
 
     def encode_marked(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return ids, and the character where each begins, of texts in which special tokens are special.
+
+        ``SPECIAL_MARK`` and ``BORDER_MARK`` count as characters, act as they say, and have no ids.
+
+        Raises CorpusError if the tokenizer is faulty.
+        """
         if self._marked is None:
             self._marked = _marked_copy(self._tokenizer)
-        found = []
-        for batch in self._bounded(texts):
-            with _faults("The tokenizer cannot encode the text"):
-                encodings = self._marked.encode_batch(batch, add_special_tokens=False)
-            for each in encodings:
-                starts = [start for start, _ in each.offsets]
-                found.append((np.asarray(each.ids, dtype=np.uint32), np.asarray(starts, dtype=np.int64)))
-        return found
+        with _faults("The tokenizer cannot encode the text"):
+            encodings = self._marked.encode_batch(_encodable(texts), add_special_tokens=False)
+        return [
+            (np.asarray(each.ids, dtype=np.uint32), np.asarray([start for start, _ in each.offsets], dtype=np.int64))
+            for each in encodings
+        ]
 
     def byte_count(self, ids: Sequence[int]) -> int:
-        """Count the bytes of byte tokens one by one; the text of all others is decoded, after an ordinary token."""
-        if self._byte_counts is None:
-            self._byte_counts = _byte_counts(self._tokenizer, self.vocabulary_size)
-        counts = self._byte_counts[np.asarray(ids, dtype=np.int64)]
-        others = [each for each, count in zip(ids, counts.tolist(), strict=True) if count < 0]
-        before = self._tokenizer.encode("a", add_special_tokens=False).ids[-1:] if others else []
-        text, more = (self._tokenizer.decode(each) for each in (before, [*before, *others]))
-        return int(counts[counts > 0].sum()) + len(more.encode()) - len(text.encode())
+        """Return the bytes of the text of some ids as UTF-8. Special tokens have none."""
+        return len(self.decode(ids).encode())
 
     def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of some ids; invalid text becomes replacement characters."""
         return self._tokenizer.decode(list(ids))
 
+    def shown(self, ids: Sequence[int]) -> str:
+        """Return the text of some ids in which separators and other special tokens are seen."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
     def save(self, directory: Path) -> None:
+        """Write files that ``transformers.AutoTokenizer.from_pretrained(directory)`` loads. Raises OSError."""
         _save(self._tokenizer, directory, self.separator_text, self.bos_text, self.prefix)
+
+
+Tokenizer = ByteTokenizer | JsonTokenizer
 
 
 def tokenizer_of(
@@ -350,31 +244,6 @@ def load_tokenizer(
         return _parse(tokenizer_file, has_prefix, spec.separator)
 
 
-def download_tokenizer(name: str, revision: str) -> Path:
-    """Return tokenizer.json of a hub model at a revision, from the hub's local cache if it is there.
-
-    A file that is larger than ``MOST_TOKENIZER_BYTES`` is not downloaded, if the hub tells its size.
-    """
-    try:
-        download = partial(huggingface_hub().hf_hub_download, name, "tokenizer.json", revision=revision)
-        size_bytes = download(dry_run=True).file_size
-        if size_bytes is not None and size_bytes > MOST_TOKENIZER_BYTES:
-            raise CorpusError(
-                f"The tokenizer.json of {name} at revision {revision} has {size_bytes:,} bytes, and at most "
-                f"{MOST_TOKENIZER_BYTES:,} are read.",
-                "Choose a smaller tokenizer.",
-            )
-        return Path(download())
-    except CorpusError:
-        raise
-    except Exception as error:  # also errors of the HTTP library that the hub's client uses
-        raise CorpusError(
-            f"The tokenizer {name} at revision {revision} could not be downloaded from the Hugging Face hub "
-            f"({one_line(str(error))}).",
-            "Check the internet connection (and HF_ENDPOINT, HF_HUB_OFFLINE if set), then start again.",
-        ) from error
-
-
 def _parse(path: Path, has_prefix: bool, separator: int | None = None) -> JsonTokenizer:
     from tokenizers import Tokenizer
 
@@ -385,24 +254,12 @@ def _parse(path: Path, has_prefix: bool, separator: int | None = None) -> JsonTo
         outline = json.loads(text)
         if not (isinstance(outline, dict) and isinstance(outline.get("model"), dict) and outline["model"].get("vocab")):
             raise ValueError("model.vocab is missing")
-        if _replacement_growth(outline.get("normalizer")) > MOST_REPLACEMENT_GROWTH:
-            raise ValueError(f"its normalizer may lengthen a text more than {MOST_REPLACEMENT_GROWTH} times")
-        if _replacement_growth(outline.get("decoder")) > MOST_REPLACEMENT_GROWTH:
-            raise ValueError(f"its decoder may lengthen a text more than {MOST_REPLACEMENT_GROWTH} times")
         tokenizer = Tokenizer.from_str(text)
-        longest = max(map(len, tokenizer.get_vocab()), default=0)
-        if longest > MOST_TOKEN_CHARS:
-            raise ValueError(f"it has a token of {longest:,} characters, and at most {MOST_TOKEN_CHARS:,} are read")
         _check_added_ids(tokenizer, outline)
         unknown = _unknown(tokenizer, outline, path)
         made = JsonTokenizer(tokenizer, unknown, _first_ids(tokenizer), has_prefix, separator)
         tokenizer.encode_batch_fast(["a text"])  # some settings make the library panic only now
         return made
-
-
-def read_tokenizer(path: Path, separator: int | None = None) -> JsonTokenizer:
-    """Read the tokenizer.json of a published model, with its prefix. Raises CorpusError if it is unusable."""
-    return _parse(path, has_prefix=True, separator=separator)
 
 
 def _first_ids(tokenizer: HubTokenizer) -> Sequence[int]:
@@ -411,11 +268,14 @@ def _first_ids(tokenizer: HubTokenizer) -> Sequence[int]:
     tokenizer.no_padding()
     bare, ids = (tokenizer.encode("a", add_special_tokens=has_more).ids for has_more in (False, True))
     before = next((place for place in range(len(ids)) if ids[place : place + len(bare)] == bare), 0)
-    if before > MOST_PREFIX_IDS:
-        raise ValueError(f"it begins every text with {before:,} tokens, and at most {MOST_PREFIX_IDS} are read")
     if any(tokenizer.id_to_token(each) is None for each in ids[:before]):  # the library does not check them
         raise ValueError("it begins every text with an id that its vocabulary lacks")
     return list(ids[:before])
+
+
+def _encodable(texts: Sequence[str]) -> list[str]:
+    """Return texts without surrogates, which the library refuses."""
+    return [text.encode("utf-8", errors="replace").decode() for text in texts]
 
 
 @contextmanager
@@ -505,23 +365,6 @@ def _prepend(outline: dict[str, Any], name: str, parts: str, part: dict[str, Any
     outline[name] = {"type": "Sequence", parts: [part, *rest] if is_first else [*rest, part]}
 
 
-def _byte_counts(tokenizer: HubTokenizer, vocabulary_size: int) -> np.ndarray:
-    """Return the bytes of each id, int64 [vocabulary]; -1 where they depend on the decoder."""
-    kinds = [*_types(json.loads(tokenizer.to_str()).get("decoder"))]
-    letters = {*_byte_letters()} if "ByteLevel" in kinds else set()
-    byte_tokens = {*_BYTE_TOKENS} if "ByteFallback" in kinds else set()
-    special = {place for place, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    counts = np.full(vocabulary_size, -1, dtype=np.int64)
-    for token, place in tokenizer.get_vocab(with_added_tokens=True).items():
-        if place in special:
-            counts[place] = 0
-        elif letters:
-            counts[place] = len(token) if letters.issuperset(token) else len(token.encode())
-        elif token in byte_tokens:
-            counts[place] = 1
-    return counts
-
-
 def _check_added_ids(tokenizer: HubTokenizer, outline: Mapping[str, Any]) -> None:
     """Raise ValueError if the library gives an added token another id than the file does.
 
@@ -558,39 +401,13 @@ def _unknown(tokenizer: HubTokenizer, outline: Mapping[str, Any], path: Path) ->
     return int(unknown)
 
 
-def _parts(component: object) -> Iterator[Mapping[str, Any]]:
-    """Yield a normalizer, pre-tokenizer or decoder of the file, and those inside it."""
+def _types(component: object) -> Iterator[str]:
+    """Yield the type of a normalizer, pre-tokenizer or decoder of the file, and of those inside it."""
     if isinstance(component, dict):
-        yield component
+        yield str(component.get("type"))
         for parts in ("normalizers", "pretokenizers", "decoders"):
             for inside in component.get(parts) or ():
-                yield from _parts(inside)
-
-
-def _types(component: object) -> Iterator[str]:
-    return (str(part.get("type")) for part in _parts(component))
-
-
-def _replacement_growth(component: object) -> float:
-    """Return the most characters that one can become by a normalizer or decoder that inserts text of the file."""
-    growth = 1.0
-    for part in _parts(component):
-        if part.get("type") == "Replace":
-            literal = part["pattern"].get("String")
-            inserted = len(part["content"])
-            growth *= max(1.0, inserted / len(literal)) if literal else 1.0 + inserted  # a pattern may match nothing
-        elif part.get("type") == "Prepend":
-            growth += len(part["prepend"])
-        elif part.get("type") == "Precompiled":
-            growth *= max(1.0, _longest_replacement(part["precompiled_charsmap"]) / CHARSMAP_LENGTH)
-    return growth
-
-
-def _longest_replacement(charsmap: str) -> int:
-    """Return the most letters of one character in a table of sentencepiece: length of a trie, trie, ended texts."""
-    data = base64.b64decode(charsmap)
-    texts = data[4 + int.from_bytes(data[:4], "little") :].decode("utf-8", errors="replace")
-    return max(map(len, texts.split("\0")))
+                yield from _types(inside)
 
 
 def _save(

@@ -6,11 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from p2ptrain.data.fidelity import FidelityCheck
 from p2ptrain.data.parts import Parts, Unit
 from p2ptrain.data.reading import Item, Taken, TextMix
-from p2ptrain.data.stream import Cut, encode_cuts
-from p2ptrain.data.tokenizer import Tokenizer
 from p2ptrain.data.unfinished import Unfinished
 
 BATCH_CHARACTERS = 1 << 20
@@ -31,14 +28,14 @@ class ReadBatch(NamedTuple, Generic[Item]):
     done_share: float
 
 
-def batches(mix: TextMix[Item], size: Callable[[Item], int], most: int) -> Iterator[ReadBatch[Item]]:
-    """Yield the items in batches of about ``most`` characters."""
+def batches(mix: TextMix[Item]) -> Iterator[ReadBatch[Item]]:
+    """Yield the items in batches of about ``BATCH_CHARACTERS``."""
     items: list[Taken[Item]] = []
     characters = 0
     for taken in mix:
         items.append(taken)
-        characters += size(taken.item)
-        if characters >= most:
+        characters += mix.size(taken.item)
+        if characters >= BATCH_CHARACTERS:
             yield ReadBatch(items, mix.state(), mix.done_share)
             items, characters = [], 0
     if items:
@@ -56,44 +53,33 @@ def ahead(items: Iterable[_Any]) -> Iterator[_Any]:
             yield item  # type: ignore[misc]
 
 
-def cut_size(cut: Cut) -> int:
-    return len(cut.text)
-
-
-def write_text(
-    mix: TextMix[Cut],
-    tokenizer: Tokenizer,
+def write_units(
+    mix: TextMix[Item],
+    encode: Callable[[list[Taken[Item]]], Iterable[Unit]],
     parts: Parts,
-    check: FidelityCheck,
+    counted: Callable[[], dict[str, Any]],
     most_tokens: int | None,
     unfinished: Unfinished,
     tell: Tell,
 ) -> bool:
-    """Encode the text and write its training shards; return whether it was all, not ``most_tokens``.
+    """Encode what is read and write its training shards; return whether it was all, not ``most_tokens``.
 
     Args:
+        counted: returns what was counted so far, for the saved state.
         most_tokens: training tokens after which reading stops; None: it does not.
-        unfinished: where the state is saved after each shard.
 
     Raises:
-        CorpusError: the text cannot be read, or the tokenizer does not know it.
+        CorpusError: something cannot be read, or not be encoded.
         HomeError: a shard or the state cannot be written.
     """
-    saved_shards = parts.shards
-    for batch in ahead(batches(mix, cut_size, BATCH_CHARACTERS)):
-        cuts = [taken.item for taken in batch.items]
-        for cut in cuts:
-            check.sample(cut.text)
-        for taken, ids in zip(batch.items, encode_cuts(cuts, tokenizer), strict=True):
-            cut = taken.item
-            check.count(ids, len(cut.text.encode(errors="replace")), cut.begins)
-            parts.add(Unit(ids, taken.source, cut.begins, cut.ends))
+    for batch in ahead(batches(mix)):
+        for unit in encode(batch.items):
+            parts.add(unit)
             if most_tokens is not None and parts.training >= most_tokens:
                 return False
-        if batch.state is not None and parts.shards > saved_shards:
+        if batch.state is not None and unfinished.is_due:
             numbers, arrays = parts.state()
-            unfinished.save({"mix": batch.state, "check": check.state(), "parts": numbers}, arrays)
-            saved_shards = parts.shards
+            unfinished.save({"mix": batch.state, "parts": numbers, **counted()}, arrays)
         by_limit = 0.0 if most_tokens is None else parts.training / most_tokens
         tell(parts.all, max(batch.done_share, by_limit))
     return True

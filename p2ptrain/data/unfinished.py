@@ -3,18 +3,18 @@
 ::
 
     RUN/shards/              the whole shards so far
+    RUN/unfinished/key       what the ids depend on, as JSON
     RUN/unfinished/state     a line of JSON, and ids
-    RUN/unfinished/spool     dialogues that are not packed yet
 
 A directory with ``unfinished`` holds no run: manifest and key are written when the text is complete.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,11 @@ from p2ptrain.manifest.directory import MANIFEST_FILE
 SHARDS_FOLDER = "shards"
 """Folder of shards in a run's directory."""
 UNFINISHED = "unfinished"
+SAVED_S = 20.0
+"""Seconds between two saved states, each of up to 16 MB."""
+
+SavedState = tuple[dict[str, Any], np.ndarray]
+"""Numbers, and ids."""
 
 
 class Unfinished:
@@ -36,35 +41,37 @@ class Unfinished:
 
     Args:
         run: the directory, created if it does not exist.
-        key: what the ids depend on; a state of another key is deleted, with its shards.
+        key: what the ids depend on, by the option for it.
 
-    Raises HomeError if the directory cannot be written.
+    Raises HomeError if the directory cannot be written, or has the state of another key.
     """
 
-    def __init__(self, run: Path, key: Any) -> None:
+    def __init__(self, run: Path, key: Mapping[str, Any]) -> None:
         self._run, self._folder = run, run / UNFINISHED
-        self._key = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
         self._missing = [each for each in (run, *run.parents) if not files.exists(each)]
         written = [run / SHARDS_FOLDER, run / FILES_FOLDER]
         self._ours = [each for each in written if files.exists(self._folder) or not files.exists(each)]
         self._lock = FileLock(self._folder / "lock")
+        self._saved_at = time.monotonic()
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
-            if self._read_key() not in ("", self._key):
-                self._clear()
-            if not files.exists(self._folder / "key"):
-                files.replace(self._folder / "key", self._key.encode())
+            check_stopped(run, key)
+            files.replace(self._folder / "key", json.dumps(key).encode())
         except Timeout:
             raise HomeError(f"Another p2ptrain init writes {run}.", "Wait for it, or name another directory.") from None
         except OSError as error:
             raise self._unwritable(error) from error
+        except HomeError:
+            self.close()
+            raise
 
     @property
-    def spool(self) -> Path:
-        return self._folder / "spool"
+    def is_due(self) -> bool:
+        """Whether ``SAVED_S`` have passed since the state was saved."""
+        return time.monotonic() - self._saved_at >= SAVED_S
 
-    def load(self) -> tuple[dict[str, Any], np.ndarray] | None:
+    def load(self) -> SavedState | None:
         """Return the saved state; None if there is none."""
         try:
             line, _, ids = (self._folder / "state").read_bytes().partition(b"\n")
@@ -79,6 +86,7 @@ class Unfinished:
             files.replace(self._folder / "state", json.dumps(state).encode() + b"\n" + ids)
         except OSError as error:
             raise self._unwritable(error) from error
+        self._saved_at = time.monotonic()
 
     def forget(self, is_all: bool = False) -> None:
         """Delete the state, and with ``is_all`` what else was written, also directories that were created for it."""
@@ -103,11 +111,20 @@ class Unfinished:
             elif each.name != "lock":
                 each.unlink(missing_ok=True)
 
-    def _read_key(self) -> str:
-        try:
-            return (self._folder / "key").read_text()
-        except OSError:
-            return ""
-
     def _unwritable(self, error: OSError) -> HomeError:
         return HomeError(f"{self._folder} cannot be written: {files.cause(error)}.", files.remedy(error))
+
+
+def check_stopped(run: Path, key: Mapping[str, Any] | None) -> None:
+    """Raise HomeError if a directory has the state of an ``init`` with another key; None: of one without a text."""
+    try:
+        found = json.loads((run / UNFINISHED / "key").read_bytes())
+    except (OSError, ValueError):
+        return
+    wanted = {"the text": None} if key is None else json.loads(json.dumps(key))
+    if changed := [name for name, value in wanted.items() if key is None or found.get(name) != value]:
+        raise HomeError(
+            f"{run} has the tokens of an init that was stopped, which differs in {changed[0]}.",
+            f"Repeat that command to go on, or name another directory; or delete {run / UNFINISHED} and "
+            f"{run / SHARDS_FOLDER} to begin anew.",
+        )

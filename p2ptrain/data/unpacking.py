@@ -24,18 +24,13 @@ _OPENERS: dict[bytes, Callable[[IO[bytes]], Any]] = {
     b"\xfd7zXZ\x00": lzma.open,
 }
 _ZSTANDARD = (b"\x28\xb5\x2f\xfd", *(bytes([number, 0x2A, 0x4D, 0x18]) for number in range(0x50, 0x60)))
-_OLD_ZSTANDARD = tuple(bytes([number, 0xB5, 0x2F, 0xFD]) for number in range(0x22, 0x28))
-"""First bytes of packed files. One of zstd may begin with a frame to skip (RFC 8878, section 3.1.2); before 0.8 it
-wrote other frames, which only its command unpacks."""
+"""First bytes of packed files. One of zstd may begin with a frame to skip (RFC 8878, section 3.1.2)."""
 
 MOST_LINE_BYTES = 32 << 20
 """Maximum size of a line of jsonl; a longer one is skipped. Decoding takes up to ten times as much memory. Guess: the
 longest documents of public corpora would settle it."""
 
-
-_UNPACK = "Unpack it first, and name the new file: {} {} > unpacked"
-_PROGRAMS = {b"\x1f\x8b": "gzip -dc", b"BZh": "bzip2 -dc", b"\xfd7zXZ\x00": "xz -dc"}
-_ZSTD = "zstd -dc --long=31"
+UNPACK = "Unpack it first (gzip -dc, bzip2 -dc, xz -dc, zstd -dc --long=31), and name the new file."
 
 
 class RowFile(Protocol):
@@ -45,15 +40,11 @@ class RowFile(Protocol):
         """Open for reading and seeking."""
 
 
-class UnreadableError(CorpusError):
-    """A file, or what was received of it, is damaged."""
-
-
-def unreadable(file: RowFile, file_format: str, error: Exception) -> UnreadableError:
+def unreadable(file: RowFile, file_format: str, error: Exception) -> CorpusError:
     reason = one_line((error.strerror if isinstance(error, OSError) else None) or str(error))
-    return UnreadableError(
+    return CorpusError(
         f"{printable(f'{file}')} cannot be read as {file_format}: {reason.rstrip('.')}.",
-        _UNPACK.format(_ZSTD, printable(f"{file}"))
+        UNPACK
         if "too much memory" in reason
         else files.remedy(error, "")
         if isinstance(error, OSError) and error.errno is not None
@@ -66,39 +57,24 @@ class FirstLine(NamedTuple):
 
     line: bytes
     """First line, or as much of it as a row may have."""
-    unpack: str
-    """How to unpack the file; empty if it is not packed."""
+    is_packed: bool
 
 
 def first_line(path: Path) -> FirstLine:
     """Return the first line of a file, which may be packed. Raises CorpusError if it cannot be read or unpacked."""
     try:
-        with path.open("rb") as raw:
-            head = _head(raw)
-            programs = [program for magic, program in _PROGRAMS.items() if head.startswith(magic)]
-            programs += [_ZSTD] if head.startswith((*_ZSTANDARD, *_OLD_ZSTANDARD)) else []
-            with unpacked(raw, path) as content:
-                remedy = _UNPACK.format(programs[0], printable(path)) if programs else ""
-                return FirstLine(content.readline(MOST_LINE_BYTES), remedy)
+        with path.open("rb") as raw, unpacked(raw, path) as content:
+            return FirstLine(content.readline(MOST_LINE_BYTES), content is not raw)
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise unreadable(path, "text", error) from error
 
 
-def _head(raw: IO[bytes]) -> bytes:
+def unpacked(raw: IO[bytes], file: RowFile) -> IO[bytes]:
     head = raw.read(6)
     raw.seek(0)
-    return head
-
-
-def unpacked(raw: IO[bytes], file: RowFile) -> IO[bytes]:
-    head = _head(raw)
     for magic, opened in _OPENERS.items():
         if head.startswith(magic):
             return cast("IO[bytes]", opened(raw))
-    if head.startswith(_OLD_ZSTANDARD):
-        raise UnreadableError(
-            f"{printable(f'{file}')} was packed by a zstd before 0.8.", _UNPACK.format(_ZSTD, printable(f"{file}"))
-        )
     if head.startswith(_ZSTANDARD):
         pyarrow, _ = import_pyarrow(f"The packed corpus {file}")
         return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(raw), "zstd"))

@@ -10,8 +10,7 @@ from p2ptrain.base import files
 from p2ptrain.base.errors import WeightsError
 from p2ptrain.base.text import one_line, printable
 from p2ptrain.data.file_store import MOST_STORED_BYTES, FileStore, NamedFile, named_weights
-from p2ptrain.data.hub_weights import download_weights
-from p2ptrain.data.shards import INDEX, MAX_INDEX_BYTES, SINGLE, shard_names
+from p2ptrain.data.hub_weights import INDEX, MAX_INDEX_BYTES, SINGLE, download_weights, shard_names
 from p2ptrain.data.sources import file_digest, unchanged
 from p2ptrain.manifest.initial_weights import MAX_WEIGHT_FILES
 

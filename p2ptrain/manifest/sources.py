@@ -1,17 +1,13 @@
 """The tokenizer and corpus sections: how text became tokens, and which tokens. Never a path, nor a place to read from.
 
-The author's ``init`` writes them; peers get what they name by its digest from each other. A short string may replace
-the table of the bytes or of the shipped text::
-
-    tokenizer = "bytes"                      corpus = "builtin:shakespeare"
+The author's ``init`` writes them; peers get what they name by its digest from each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from p2ptrain.manifest.section import Digest, Section
 
@@ -100,36 +96,8 @@ class ShardsCorpus(Section):
         return {name: value for name, value in data.items() if value != ""}
 
 
-def _expanded(short: Callable[[str], dict[str, str] | None], example: str) -> BeforeValidator:
-    """Return a validator that replaces a short string with its table, and leaves other values to the schema."""
-
-    def expand(value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        table = short(value)
-        if table is None:
-            raise ValueError(f"unknown source; write a table, or {example}")
-        return table
-
-    return BeforeValidator(expand)
-
-
-def _short_tokenizer(value: str) -> dict[str, str] | None:
-    return {"kind": "bytes"} if value == "bytes" else None
-
-
-def _short_corpus(value: str) -> dict[str, str] | None:
-    scheme, _, name = value.partition(":")
-    return {"kind": "builtin", "name": name} if scheme == "builtin" else None
-
-
-Tokenizer = Annotated[
-    Annotated[BytesTokenizer | FileTokenizer, Field(discriminator="kind")], _expanded(_short_tokenizer, "bytes")
-]
+Tokenizer = Annotated[BytesTokenizer | FileTokenizer, Field(discriminator="kind")]
 """Any tokenizer; ``kind`` determines its fields."""
 
-Corpus = Annotated[
-    Annotated[BuiltinCorpus | ShardsCorpus, Field(discriminator="kind")],
-    _expanded(_short_corpus, "builtin:shakespeare"),
-]
+Corpus = Annotated[BuiltinCorpus | ShardsCorpus, Field(discriminator="kind")]
 """Any corpus; ``kind`` determines its fields."""

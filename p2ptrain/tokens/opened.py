@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 MOST_HELD_OUT = 4
 """Most held-out shards, which each peer fetches before its first step; ``init`` writes one."""
 _ASK = "If the run is not yours, ask its author for a new link."
+_UNDO = (
+    "If the run is yours, undo the edit of its manifest, or make it again with `p2ptrain init`; else ask its author "
+    "for a new link."
+)
 
 
 def user_store() -> ShardStore:
@@ -86,20 +90,20 @@ def _check(index: ShardIndex, spec: ShardsCorpus, sequence_length: int) -> None:
         raise ManifestError(
             f"The run's manifest says {spec.training_tokens:,} training and {spec.held_out_tokens:,} held-out tokens, "
             f"and its index has {index.training_tokens:,} and {index.held_out_tokens:,}.",
-            _ASK,
+            _UNDO,
         )
     if len(index.held_out) > MOST_HELD_OUT:
         raise ManifestError(
-            f"The run's text has {len(index.held_out):,} held-out shards; {MOST_HELD_OUT} are allowed.", _ASK
+            f"The run's text has {len(index.held_out):,} held-out shards; {MOST_HELD_OUT} are allowed.", _UNDO
         )
     if index.is_packed != bool(spec.template) or (index.is_packed and index.row_tokens != sequence_length):
         found = f"rows of {index.row_tokens:,} tokens" if index.is_packed else "plain text"
         wanted = f"rows of {sequence_length:,} tokens" if spec.template else "plain text"
-        raise ManifestError(f"The run's text is {found}, and its manifest says {wanted}.", _ASK)
+        raise ManifestError(f"The run's text is {found}, and its manifest says {wanted}.", _UNDO)
     for tokens, what in ((index.training_tokens, "training"), (index.held_out_tokens, "held-out")):
         if not sequences_in(min(tokens, index.shard_tokens), sequence_length, index.is_packed):
             raise CorpusError(
-                f"The corpus is too short: its {what} part has no sequence of {sequence_length:,} tokens.", _ASK
+                f"The corpus is too short: its {what} part has no sequence of {sequence_length:,} tokens.", _UNDO
             )
 
 

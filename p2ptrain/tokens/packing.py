@@ -40,13 +40,12 @@ def packed_rows(
     dialogues: Iterable[EncodedDialogue],  # at most T tokens each
     row_tokens: int,  # T
     padding: int,  # id
-    window_dialogues: int = WINDOW_DIALOGUES,  # 1: a row for each dialogue
 ) -> Iterator[np.ndarray]:
     """Yield the codes of rows, uint32 [T], in the order of the first dialogue in each."""
     window: list[EncodedDialogue] = []
     for dialogue in dialogues:
         window.append(dialogue)
-        if len(window) == window_dialogues:
+        if len(window) == WINDOW_DIALOGUES:
             yield from _rows_of(window, row_tokens, padding)
             window = []
     yield from _rows_of(window, row_tokens, padding)

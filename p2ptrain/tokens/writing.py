@@ -68,14 +68,19 @@ class ShardWriter:
     def finish(self, sequence_length: int) -> ShardIndex:
         """Write what is left; return the index. Raises CorpusError if there are not two sequences, and HomeError.
 
-        If less than a sequence was held out of a short text, the end of its training part is.
+        If less than a sequence was held out, the end of the training part is.
         """
         training, held_out = self._parts[True], self._parts[False]
         span = sequence_length + (self._row_tokens == 0)
-        if held_out.tokens < span and not training.digests and training.tokens >= 2 * span:
+        if held_out.tokens < span <= training.waiting and training.tokens >= 2 * span:
             ids = self.rest()
-            training.rest, training.waiting, training.tokens = [ids[:-span]], len(ids) - span, len(ids) - span
+            training.rest, training.waiting, training.tokens = [ids[:-span]], len(ids) - span, training.tokens - span
             self.add(ids[-span:], is_training=False)
+        elif held_out.tokens < span and training.digests:
+            raise CorpusError(
+                f"{held_out.tokens:,} tokens of the text are held out, fewer than a sequence of {sequence_length:,}.",
+                "Hold out more of it with --held-out.",
+            )
         for part, what in ((training, "training"), (held_out, "held-out")):
             if not sequences_in(part.tokens, sequence_length, self._row_tokens > 0):
                 raise CorpusError(

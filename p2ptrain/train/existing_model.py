@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -13,18 +14,18 @@ from p2ptrain.base import files
 from p2ptrain.base.errors import ManifestError, OtherModelError, WeightsError
 from p2ptrain.base.input_file import HUB
 from p2ptrain.base.text import UserPath, printable
-from p2ptrain.data.file_store import SETTINGS, WEIGHTS_OPTION, NamedFile
+from p2ptrain.data.file_store import WEIGHTS_OPTION, NamedFile
 from p2ptrain.data.given_model import GivenModel
-from p2ptrain.data.hub_weights import HubRepository, commit_of, download_weights
+from p2ptrain.data.hub_weights import commit_of, download_weights, fetch
 from p2ptrain.data.published_settings import (
     CONFIG,
+    SETTINGS_FILES,
     PublishedSettings,
-    Read,
-    in_folder,
     kept_settings,
     kept_template,
 )
 from p2ptrain.data.sources import file_digest, unchanged
+from p2ptrain.data.tokenizer import MOST_TOKENIZER_BYTES
 from p2ptrain.data.weight_files import published_files
 from p2ptrain.manifest import Decoder
 from p2ptrain.manifest.initial_weights import MAX_WEIGHT_FILES, FileWeights, HubWeights
@@ -76,42 +77,35 @@ def _local_model(place: Path) -> GivenModel:
         tokenizer,
         weights=tuple(zip(named, paths, strict=True)),
     )
-    return _described(model, in_folder(folder))
+    return _described(model, folder)
 
 
 def _hub_model(where: str) -> GivenModel:
     name, _, asked = where.partition("@")
     revision = commit_of(name, asked)
-    repository = HubRepository(name, revision)
-    content = repository.small_file(CONFIG, MAX_CONFIG_BYTES)
+    config = fetch(name, revision, CONFIG, MAX_CONFIG_BYTES)
     what = f"{CONFIG} of {name} at revision {revision}"
-    if content is None:
+    if config is None:
         raise WeightsError(f"The Hugging Face hub has no {what}.", "Choose a model in the format of transformers.")
-    section = _section(content, what)
+    section = _section(config.read_bytes(), what)
     with _remedy_for_published():
         check_weights(section, download_weights(name, revision, section))
     init = HubWeights(kind="hub", name=name, revision=revision)
-    table = {"kind": "hub", "name": name, "revision": revision}
-    tokenizer = table if _has_tokenizer(repository) else None
+    for each in SETTINGS_FILES:
+        fetch(name, revision, each)
+    tokenizer = fetch(name, revision, TOKENIZER, MOST_TOKENIZER_BYTES)
     model = GivenModel(f"{name} at {revision[:12]}", section.model_copy(update={"init": init}), tokenizer)
-    return _described(model, repository.small_file)
+    return _described(model, config.parent)
 
 
-def _described(model: GivenModel, read: Read) -> GivenModel:
+def _described(model: GivenModel, folder: Path) -> GivenModel:
     """Return a model with what its other files say: special tokens, the chat template, what exports keep."""
-    settings = PublishedSettings.read(read)
+    settings = PublishedSettings.read(folder)
     section, kept = model.section, kept_settings(settings)
     if kept is not None and section.init is not None:
-        section = section.model_copy(update={"init": section.init.model_copy(update={"settings": kept[0]})})
-    named = None if kept is None else (NamedFile(SETTINGS, "", kept[0]), kept[1])
-    return replace(model, section=section, template=kept_template(settings, read), settings=settings, kept=named)
-
-
-def _has_tokenizer(repository: HubRepository) -> bool:
-    try:
-        return repository.has(TOKENIZER)
-    except WeightsError:
-        return True  # loading it reports the cause
+        init = section.init.model_copy(update={"settings": hashlib.sha256(kept).hexdigest()})
+        section = section.model_copy(update={"init": init})
+    return replace(model, section=section, template=kept_template(settings, folder), settings=settings, kept=kept)
 
 
 @contextlib.contextmanager

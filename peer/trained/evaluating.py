@@ -9,6 +9,7 @@ Dimension letters: B windows or rows of a batch, T tokens that the model reads.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -29,7 +30,7 @@ from p2ptrain.data.fidelity import FidelityCheck
 from p2ptrain.data.packed_stream import LENGTH_OPTION, UnansweredError, rows_of_dialogues, warnings
 from p2ptrain.data.reading import SourceReader
 from p2ptrain.data.rows import ColumnError
-from p2ptrain.data.stream import tokenize
+from p2ptrain.data.stream import Cut, encode_documents
 from p2ptrain.data.tokenizer import Tokenizer
 from p2ptrain.tokens.corpus import HELD_OUT_TOKENS, tokens_to_read
 from p2ptrain.tokens.packing import IGNORED, decoded_rows
@@ -143,10 +144,21 @@ def _text(
     tokenizer: Tokenizer, reader: SourceReader[Any], check: FidelityCheck, is_plain: bool, most_tokens: int | None
 ) -> Iterator[np.ndarray]:
     """Yield consecutive ids of all documents; the end of a plain file is not that of a document."""
-    most = None if most_tokens is None else most_tokens + 1  # the first token is not predicted
-    cuts = (each._replace(ends=each.ends and not is_plain) for each in iter(reader.next, None))
-    for chunk in check.writing(tokenize(check.reading(cuts), tokenizer, most, tokenizer.prefix)):
-        yield chunk.ids
+
+    def cuts() -> Iterator[Cut]:
+        for each in iter(reader.next, None):
+            check.sample(each.text)
+            reader.counts.documents += each.begins
+            yield each._replace(ends=each.ends and not is_plain)
+
+    left = sys.maxsize if most_tokens is None else most_tokens + 1  # the first token is not predicted
+    for ids in encode_documents(cuts(), tokenizer):
+        check.count(ids, 0, begins_document=False)
+        yield ids[:left]
+        left -= len(ids)
+        if left <= 0:
+            return
+    check.finish()
 
 
 def _dialogues(model: LanguageModel, reader: SourceReader[Any], check: FidelityCheck, length: int) -> Iterator[Tensor]:

@@ -12,6 +12,7 @@ from p2ptrain.base.errors import CorpusError, UserError
 from p2ptrain.base.imports import command_imports
 from p2ptrain.base.text import UserPath, command_line
 from p2ptrain.manifest import read_run
+from p2ptrain.manifest.directory import SIGNED_FILE
 from p2ptrain.manifest.section import HUB_NAME
 
 if TYPE_CHECKING:
@@ -54,9 +55,14 @@ def publish_tokens(run: Path, where: str, is_public: bool) -> None:
         _write(ShardStore(UserPath(where)), root, index, store)
         mirror = "https://…"
         click.echo(f"Let a web server serve {where}.", err=True)
-    click.echo(
-        f'To name it to all peers, set corpus.mirror = "{mirror}" in {run}/manifest.toml before you sign the run.'
-    )
+    if manifest.corpus.mirror == mirror:
+        click.echo("The run's manifest names it to all peers.")
+    elif (run / SIGNED_FILE).exists():
+        click.echo(f"The run is signed without it: tell the peers' owners to start with --mirror {mirror}")
+    else:
+        click.echo(
+            f'To name it to all peers, set corpus.mirror = "{mirror}" in {run}/manifest.toml before you sign the run.'
+        )
 
 
 def _write(mirror: ShardStore, root: str, index: Path, store: ShardStore) -> None:

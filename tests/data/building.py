@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from p2ptrain.data.figures import TextSummary, read_summary
 from p2ptrain.data.file_store import stored
 from p2ptrain.data.own_text import Wanted, create
-from p2ptrain.data.text_summary import TextSummary, read_summary
 from p2ptrain.manifest import Manifest
 from p2ptrain.tokens.corpus import ShardCorpus
 from p2ptrain.tokens.index import Shard, ShardIndex

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,7 +21,7 @@ from p2ptrain.data.rows import TextCounts
 from p2ptrain.data.sources import InterruptedCorpusError
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from hub import REVISION, serving
+from hub import REVISION, serving, use
 
 ROWS = 400
 
@@ -64,13 +63,14 @@ reached = set()
 sys.addaudithook(lambda event, args: reached.add(str(args[0])) if event == "socket.getaddrinfo" else None)
 
 from p2ptrain.base.errors import CorpusError
-from p2ptrain.data import shard_text, tokenizing
+from p2ptrain.data import shard_text, tokenizing, unfinished
 from p2ptrain.tokens import index, writing
 from tests.data.building import build
 
 for module in (index, writing, shard_text):
     module.SHARD_BYTES = 40_000
 tokenizing.BATCH_CHARACTERS = 5_000
+unfinished.SAVED_S = 0.0
 told = []
 try:
     source = f"hf:someone/texts@{'a' * 40}"
@@ -93,7 +93,7 @@ def hub():
         "data/2.jsonl": lines(2 * ROWS),
     }
     with serving(files, "datasets", "someone/texts") as hub:
-        hub.failures = {"data/1.parquet": ["torn", "429", "false"], "data/2.jsonl": ["short"]}
+        hub.failures = {"data/1.parquet": ["torn", "404"], "data/2.jsonl": ["404"]}
         yield hub
 
 
@@ -113,12 +113,11 @@ def test_a_hub_that_stops_midway_is_continued(hub, tmp_path):
 
     said, (first, last, reached) = start()
     assert said.startswith("The corpus someone/texts (")
-    assert "data/1.parquet cannot be read as parquet" in said
-    assert hub.failures["data/1.parquet"] == []  # the library repeats a request after a reset and 429
+    assert hub.failures["data/1.parquet"] == []  # the library repeats a request after a reset
     assert reached == ["127.0.0.1"]
     said, (first_again, last_again, _) = start()
     assert last - 30_000 < first_again < last + 6_000, "it does not continue"
-    assert "data/2.jsonl cannot be read as jsonl: the hub sent" in said
+    assert said.startswith("The corpus someone/texts (")
     expected = "".join(f"{text}\0" for text in texts(0) + texts(ROWS) + texts(2 * ROWS)).encode()
     said, (first_at_last, _, _) = start()
     assert last_again - 30_000 < first_at_last < last_again + 6_000, "it does not continue"
@@ -221,16 +220,16 @@ def test_the_hubs_own_conversion_is_read():
         ("", FILES, "fr", "train", "no configuration 'fr', but 'default' alone"),
         (card({"data_files": "data/none/*"}), FILES, "default", "train", "No file .* matches 'data/none/\\*'"),
         (card({"data_files": "data/de/*"}), FILES, "default", "test", "has no split 'test', but 'train'"),
-        (card({"data_files": 3}), FILES, "default", "train", "has no split 'train', but none"),
+        (card({"data_files": 3}), FILES, "default", "train", "unclear: its card's data_files"),
+        (card({"data_files": []}), FILES, "default", "train", "unclear: its card's data_files"),
+        (card({"data_files": ["a**/b"]}), FILES, "default", "train", "unclear: its card's data_files"),
         (
             card({"data_files": [{"split": "train", "path": 3}]}),
             FILES,
             "default",
             "train",
-            "unclear: its card has the pattern ''",
+            "unclear: its card's data_files",
         ),
-        (card({"data_files": "**/**/**"}), FILES, "default", "train", "unclear: its card has the pattern"),
-        (card({"data_files": "x" * 201}), FILES, "default", "train", "unclear: its card has the pattern 'x"),
         ("---\n{{{\n---\n", FILES, "default", "train", "unclear: its README.md cannot be read"),
         ("---\nconfigs: 3\n---\n", FILES, "default", "train", "unclear: its README.md cannot be read"),
         ("", ["train-test.jsonl"], "default", "train", "unclear: the name train-test.jsonl"),
@@ -244,33 +243,15 @@ def test_files_that_are_not_plainly_named_are_refused(text, paths, config, split
     assert caught.value.problem.isprintable()
 
 
-class Files:
-    """File system of the hub's client, with these files."""
-
-    def __init__(self, content: dict[str, bytes]) -> None:
-        self.content = {f"datasets/someone/texts@{REVISION}/{name}": each for name, each in content.items()}
-
-    def find(self, root: str) -> list[str]:
-        assert root == f"datasets/someone/texts@{REVISION}"
-        return [*self.content]
-
-    def info(self, path: str) -> dict[str, int]:
-        return {"size": len(self.content[path])}
-
-    def open(self, path: str, mode: str, cache_type: str) -> io.BytesIO:
-        file = io.BytesIO(self.content[path])
-        file.size = len(self.content[path])
-        return file
-
-
 @pytest.fixture
-def read(monkeypatch):
+def read(tmp_path, monkeypatch):
     """``read(content)``: texts and counts of a data set with these files."""
 
     def read(content: dict[str, bytes]) -> tuple[list[str], TextCounts]:
-        monkeypatch.setattr(hub_files.huggingface_hub(), "HfFileSystem", lambda: Files(content))
-        reader = SourceReader(find_source(f"hf:someone/texts@{REVISION}", "", False))
-        return [cut.text for cut in iter(reader.next, None)], reader.counts
+        with serving(content, "datasets", "someone/texts") as hub:
+            use(hub.url, tmp_path, monkeypatch)
+            reader = SourceReader(find_source(f"hf:someone/texts@{REVISION}", "", False))
+            return [cut.text for cut in iter(reader.next, None)], reader.counts
 
     return read
 
@@ -284,53 +265,15 @@ def test_late_values_that_are_not_text_are_skipped(read, pack):
     assert counts.examples[0] == f"0.jsonl{suffix}, line 401: the field 'text' is an object, not text"
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        "config_name: *h",
-        "data_dir: *h",
-        "data_files: *h",
-        "data_files: [{split: *h, path: x}]",
-        "data_files: [{split: train, path: *h}]",
-        "data_files: {train: *h}",
-        "data_files: {? *h : x}",
-    ],
-)
-def test_a_card_of_references_takes_no_memory(config):
-    """Each level holds nine times the one before: the text of the last one would have half a gigabyte."""
-    levels = "".join(f"{name}: &{name} [{','.join(['*' + last] * 9)}]\n" for last, name in pairwise("abcdefgh"))
-    listed = f"---\na: &a [{','.join('x' * 9)}]\n{levels}configs:\n- {config}\n---\n"
-    with pytest.raises(CorpusError):
-        split_paths(listed, ["data/test.jsonl"], spec())
-
-
 def test_other_formats_are_refused(read):
     with pytest.raises(CorpusError, match=r"holds b.csv, and only jsonl and parquet can be read") as caught:
         read({"a.jsonl": lines(0), "b.csv": b"text\na\n"})
     assert caught.value.remedy.endswith("datasets/someone/texts refs/convert/parquet")
 
 
-def test_a_card_that_is_too_large_is_refused(read, monkeypatch):
-    """Check a large card: its configurations might be in the part that is not read."""
-    monkeypatch.setattr(hub_files, "MAX_CARD_BYTES", len(CARD))
-    content = {"README.md": CARD.encode(), "data/a.jsonl": lines(0)}
-    assert len(read(content)[0]) == ROWS
-    content["README.md"] += b"x"
-    with pytest.raises(CorpusError, match=r"README.md is larger than \d+ bytes"):
-        read(content)
-
-
-class ProxyError(Exception):
-    """Error as HTTP libraries raise it: not an OSError."""
-
-
-@pytest.mark.parametrize("error", [ConnectionError, ProxyError])
-def test_an_unreachable_hub_says_what_was_tried(monkeypatch, error):
-    def fail():
-        raise error("Name or service not known")
-
-    monkeypatch.setattr(hub_files.huggingface_hub(), "HfFileSystem", fail)
-    with pytest.raises(InterruptedCorpusError, match=r"someone/texts .*revision a{40}.*service not known") as caught:
+def test_an_unreachable_hub_says_what_was_tried(tmp_path, monkeypatch):
+    use("http://127.0.0.1:1", tmp_path, monkeypatch)
+    with pytest.raises(InterruptedCorpusError, match=r"someone/texts .*revision a{40}.*could not be downl") as caught:
         find_source(f"hf:someone/texts@{REVISION}", "", False)
     assert "internet" in caught.value.remedy
 

@@ -232,25 +232,15 @@ def test_zstd_may_begin_with_a_frame_to_skip(tmp_path: Path):
     for content in (skipped + frame + skipped + frame, empty + frame + frame):
         (tmp_path / "packed").write_bytes(content)
         assert [text for _, text in jsonl_rows(tmp_path / "packed", "text")] == ["a", "a"]
-        line, unpack = unpacking.first_line(tmp_path / "packed")
-        assert (line, unpack.partition(": ")[2].split()[0]) == (b'{"text": "a"}\n', "zstd")
+        assert unpacking.first_line(tmp_path / "packed") == (b'{"text": "a"}\n', True)
 
 
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        (b"\x25\xb5\x2f\xfd12345678", "was packed by a zstd before 0.8"),
-        # a frame header that asks for a window of 2 GiB, as zstd --long=31 writes it
-        (b"\x28\xb5\x2f\xfd\x00\xa8\x01\x00\x00", "too much memory"),
-    ],
-)
-def test_zstd_that_only_its_command_unpacks(tmp_path: Path, content: bytes, problem: str):
-    (tmp_path / "a.zst").write_bytes(content)
-    with pytest.raises(CorpusError) as caught:
+def test_zstd_that_only_its_command_unpacks(tmp_path: Path):
+    """Check a frame header that asks for a window of 2 GiB, as zstd --long=31 writes it."""
+    (tmp_path / "a.zst").write_bytes(b"\x28\xb5\x2f\xfd\x00\xa8\x01\x00\x00")
+    with pytest.raises(CorpusError, match="too much memory") as caught:
         list(jsonl_rows(tmp_path / "a.zst", "text"))
-    assert problem in caught.value.problem
-    command = f"zstd -dc --long=31 {tmp_path / 'a.zst'} > unpacked"
-    assert caught.value.remedy == f"Unpack it first, and name the new file: {command}"
+    assert "zstd -dc --long=31" in caught.value.remedy
 
 
 def test_a_file_is_judged_whole(tmp_path: Path):

@@ -85,6 +85,22 @@ def test_a_folder_is_read_by_the_names_of_its_files(tmp_path: Path) -> None:
         build(tmp_path / "other", folder)
 
 
+def test_links_in_a_folder_are_followed_or_told(tmp_path: Path) -> None:
+    (folder := tmp_path / "notes").mkdir()
+    (other := tmp_path / "other").mkdir()
+    (folder / "a.txt").write_text("a note\n" * 20)
+    (other / "b.txt").write_text("another\n" * 20)
+    for name, target in (("linked", other), ("dead", tmp_path / "nowhere"), ("round", folder)):
+        (folder / name).symlink_to(target)
+    (other / "back").symlink_to(folder)
+    built = build(tmp_path / "run", folder)
+    assert bytes(built.ids).split(b"\0")[:2] == [b"a note\n" * 20, b"another\n" * 20]
+    [said] = built.summary.warnings
+    assert said.startswith("3 files of ")
+    for name in ("dead", "linked/back", "round"):
+        assert f"{name} (a link that leads nowhere or back)" in said
+
+
 def test_several_sources_are_mixed_by_their_sizes(tmp_path: Path) -> None:
     """Check that each part of what is trained on has as much of each source as the whole."""
     for name, rows in (("a", 300), ("b", 100)):

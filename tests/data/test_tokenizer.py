@@ -3,15 +3,12 @@
 import hashlib
 import json
 import resource
-from types import SimpleNamespace
 
-import huggingface_hub
 import pytest
-from huggingface_hub.errors import LocalEntryNotFoundError
 
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.data import tokenizer
-from p2ptrain.data.tokenizer import ByteTokenizer, download_tokenizer, load_tokenizer
+from p2ptrain.data.tokenizer import ByteTokenizer, load_tokenizer
 from p2ptrain.manifest.sources import FileTokenizer
 
 TEXT = "Où est la bibliothèque? \x01\x7f 日本語\n"
@@ -113,48 +110,6 @@ def test_an_oversized_tokenizer_is_refused_unread(json_file, monkeypatch):
     sha256 = hashlib.sha256(json_file.read_bytes()).hexdigest()
     with pytest.raises(CorpusError, match="larger than 10 bytes"):
         load_tokenizer(of_file(sha256), json_file)
-
-
-HUB = "someone/model", "1" * 40
-
-
-def test_a_hub_tokenizer_is_taken_at_its_revision(json_file, monkeypatch):
-    asked = []
-
-    def download(name, filename, revision, dry_run=False):
-        if dry_run:
-            return SimpleNamespace(file_size=None)
-        asked.append((name, filename, revision))
-        return str(json_file)
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    assert download_tokenizer(*HUB) == json_file
-    assert asked == [("someone/model", "tokenizer.json", "1" * 40)]
-
-
-def test_an_oversized_tokenizer_of_the_hub_is_not_downloaded(monkeypatch):
-    def download(*_, dry_run=False, **__):
-        assert dry_run
-        return SimpleNamespace(file_size=tokenizer.MOST_TOKENIZER_BYTES + 1)
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    with pytest.raises(CorpusError, match=r"someone/model at revision 1{40} has 67,108,865 bytes"):
-        download_tokenizer(*HUB)
-
-
-class ProxyError(Exception):
-    """Error as HTTP libraries raise it: not an OSError."""
-
-
-@pytest.mark.parametrize("error", [LocalEntryNotFoundError, ProxyError])
-def test_an_unreachable_hub_says_what_was_tried(monkeypatch, error):
-    def fail(*_, **__):
-        raise error("no connection\n\x1b[2J")
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
-    with pytest.raises(CorpusError, match=r"someone/model at revision 1{40}.*no connection") as caught:
-        download_tokenizer(*HUB)
-    assert caught.value.problem.isprintable()
 
 
 def test_saved_json_is_readable(tmp_path):

@@ -34,14 +34,6 @@ def test_every_field_of_the_toml_has_a_comment_above_it(manifest: Manifest) -> N
     assert max(map(len, lines)) <= 120
 
 
-def test_short_strings_at_the_top_of_a_toml(manifest: Manifest) -> None:
-    tables = render_toml(manifest)
-    begin, end = tables.index("[tokenizer]"), tables.index("[training]")
-    assert (
-        parse_toml('tokenizer = "bytes"\ncorpus = "builtin:shakespeare"\n' + tables[:begin] + tables[end:]) == manifest
-    )
-
-
 def test_canonical_bytes_are_frozen_for_ever(manifest: Manifest) -> None:
     assert run_id(manifest) == "40bb097b7467b71b4ceacc4214bbf67df01a4b55f60e834ff2e6c33ae7e15ffe"
     # Frozen earlier: protocol version 4, with topk, which recipe swarm no longer accepts.

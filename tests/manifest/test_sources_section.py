@@ -13,11 +13,6 @@ DIGEST = "ab" * 32
 SHARDS = {"kind": "shards", "root": DIGEST, "training_tokens": 9_000, "held_out_tokens": 1_000}
 
 
-def test_short_strings_stand_for_tables(manifest: Manifest) -> None:
-    assert with_changes(manifest, {"corpus": "builtin:shakespeare"}).corpus.kind == "builtin"
-    assert with_changes(manifest, {"tokenizer": "bytes"}).tokenizer.kind == "bytes"
-
-
 def test_what_is_empty_is_unsaid(manifest: Manifest) -> None:
     assert with_changes(manifest, {"corpus": SHARDS}).corpus.model_dump() == SHARDS
     more = {"mirror": "hf:owner/name", "template": "chatml", "end_of_turn": "</s>"}
@@ -28,7 +23,7 @@ def test_the_shipped_text_is_read_as_bytes(manifest: Manifest) -> None:
     tokenizer = {"kind": "file", "sha256": DIGEST}
     assert with_changes(manifest, {"corpus": SHARDS, "tokenizer": tokenizer}).tokenizer.kind == "file"
     with pytest.raises(ManifestError, match=r"corpus\.kind: builtin is read as bytes"):
-        with_changes(manifest, {"corpus": "builtin:shakespeare", "tokenizer": tokenizer})
+        with_changes(manifest, {"corpus": {"kind": "builtin", "name": "shakespeare"}, "tokenizer": tokenizer})
 
 
 @pytest.mark.parametrize(
@@ -38,8 +33,7 @@ def test_the_shipped_text_is_read_as_bytes(manifest: Manifest) -> None:
         "../text.txt",
         "file:text.txt",
         "",
-        "builtin:/etc/passwd",
-        "builtin:goethe",
+        {"kind": "builtin", "name": "goethe"},
         "hf:owner/name",
         f"sha256:{DIGEST}",
         {"kind": "file", "sha256": DIGEST},

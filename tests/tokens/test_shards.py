@@ -140,9 +140,11 @@ def test_a_shard_that_was_overwritten_is_missing_and_removed(tmp_path: Path) -> 
     assert not store.has(index.digests[0])
 
 
-@pytest.mark.parametrize(("training", "held_out"), [(5, 64), (64, 8)])
-def test_a_short_text_is_refused(tmp_path: Path, training: int, held_out: int) -> None:
-    with pytest.raises(CorpusError, match="too short"):
+@pytest.mark.parametrize(
+    ("training", "held_out", "why"), [(5, 64, "too short"), (64, 8, "8 tokens of the text are held out")]
+)
+def test_a_short_text_is_refused(tmp_path: Path, training: int, held_out: int, why: str) -> None:
+    with pytest.raises(CorpusError, match=why):
         written(ShardStore(tmp_path), text(training), text(held_out))
 
 

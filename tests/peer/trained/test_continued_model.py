@@ -140,7 +140,8 @@ def test_an_export_keeps_template_pad_token_and_how_to_generate(tmp_path: Path) 
 def test_another_tokenizer_leaves_the_settings_out(tmp_path: Path) -> None:
     model = published(tmp_path / "model", {**CHAT, "eos_token": "<|im_end|>"}, {}, None)
     other = published(tmp_path / "other", {}, {}, None) / "tokenizer.json"
-    words = ["init", f"{tmp_path / 'run'}", "--model", f"{model}", "--tokenizer", f"{other}"]
+    (corpus := tmp_path / "text.txt").write_text("The cat sat on the mat. " * 400)
+    words = ["init", f"{tmp_path / 'run'}", "--model", f"{model}", "--tokenizer", f"{other}", "--corpus", f"{corpus}"]
     assert CliRunner().invoke(cli, words).exit_code == 0
     assert CliRunner().invoke(cli, ["sign", f"{tmp_path / 'run'}"]).exit_code == 0
     manifest = load_run(tmp_path / "run").manifest
