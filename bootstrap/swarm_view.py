@@ -18,15 +18,15 @@ from typing import Any
 
 from bootstrap.aggregates import summed
 from bootstrap.messages import Say
-from bootstrap.reported_contributions import ReportedContributions
 from bootstrap.sample_rotation import SampleRotation
 from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.clock import wall
 from p2ptrain.base.errors import NetworkError, RemoteError
-from p2ptrain.base.ids import PeerId
+from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.manifest import SignedManifest, parameter_count
 from p2ptrain.net import address
 from p2ptrain.net.figures_service import ask_figures
+from p2ptrain.page.contributors import reported
 from p2ptrain.page.memory import SAVE_S, MemoryFile, PageMemory, load
 from p2ptrain.page.public import PATH
 from p2ptrain.page.samples import SampleText
@@ -97,7 +97,6 @@ class SwarmView:
         """Records of peers that left, until they expire, because older ones may still be found."""
         self._told: dict[PeerId, Report] = {}
         self._texts = SampleRotation()
-        self._contributions = ReportedContributions(signed.run_id)
         self._memory = PageMemory(signed.run_id, self._view.contributions, self._view.samples)
         self._curve_at = float("-inf")  # when the last curve began
         self._serials: BoundedDict[PeerId, int] = BoundedDict(MAX_SERIALS)  # serial number of each peer's last event
@@ -172,7 +171,7 @@ class SwarmView:
             known = self._row(self._records[peer], now)
             self._view.renew(known, now)
             self._draw(known, now)
-            if (work := self._contributions.read(peer, row, known.nickname, self._progress, now)) is not None:
+            if (work := reported(RunId(self._view.run.id), peer, row, known.nickname, self._progress, now)) is not None:
                 self._view.contributions.take(work)
             if isinstance(text := row.get("sample"), str):
                 self._texts.told(SampleText(now, peer, known.step, "", paragraph(text), known.progress))

@@ -286,7 +286,7 @@ class StatusView:
             "contributed": max(int(figures.get("tokens") or 0) - sources.foreign_tokens, 0),
             "trained_s": figures.get("trained_s"),
         }
-        return told if receipt is None else told | {"receipt": receipt.encode_agreed()}
+        return told if receipt is None else told | {"receipt": receipt.encode()}
 
     def _contribute(self, now: float) -> None:
         """Update this peer's own contribution and the measured speed of the run."""

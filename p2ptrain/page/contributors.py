@@ -15,13 +15,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
+from p2ptrain.base.errors import RemoteError
+from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.page.untrusted import MOST_NAME, number, words
+from p2ptrain.receipts import Receipt
 
 MOST_CONTRIBUTORS = 256
 """Maximum rows, as many as a page shows peers."""
-MOST_UNSEEN = 64
-"""Rows, a quarter, that newcomers compete for in a full table, by what others signed and what they claim: those of the
-peers that this node observed least. The other rows stay."""
 MOST_TIMES = 2.0
 """Largest plausible tokens, in multiples of all peers' progress, which is an estimate; of one peer, and of all rows
 together. Guess: measure the ratio of tokens to progress in peers that train alone, exchange, and train alone again."""
@@ -59,19 +59,11 @@ class Contribution:
     last_at: float = 0.0
     """Time of its last report, in seconds since 1970."""
     observations: int = 0
-    """Number of times that this node saw the peer's work grow: in its reports, or in claims that this node signed."""
+    """Number of times that this node saw the peer's work grow: in its reports, or in receipts that this node signed."""
     observed_at: float = 0.0
     """Time of the last observation, or of the first report, in seconds since 1970."""
     is_own: bool = False
     """Whether this node is the peer, and so knows what it did."""
-
-    @property
-    def rank(self) -> tuple[bool, int, int, int]:
-        return self.is_own, self.observations, self.signed_tokens, self.tokens
-
-    def rank_of_newcomer(self, now: float) -> tuple[bool, int, int]:
-        """Return what counts where this node saw little: whether it reports, then what others and it itself say."""
-        return self.last_at >= now - GAP_S, self.signed_tokens, self.tokens
 
 
 def sooner_s(run_tokens: float, tokens_per_s: float, share: float) -> float | None:
@@ -108,13 +100,10 @@ class ContributionTable:
     """Time when the progress last changed, in seconds since 1970; None: never."""
 
     def take(self, row: Contribution) -> None:
-        """Take a peer's report. A new peer enters a full table only in the place of one that was observed little."""
+        """Take a peer's report. In a full table a new peer takes the place of the one that was observed least."""
         known = self.rows.get(row.peer)
         if known is None and len(self.rows) >= MOST_CONTRIBUTORS:
-            unseen = sorted(self.rows.values(), key=lambda each: (each.rank, each.last_at))[:MOST_UNSEEN]
-            least = min(unseen, key=lambda each: each.rank_of_newcomer(row.last_at))
-            if row.rank_of_newcomer(row.last_at) <= least.rank_of_newcomer(row.last_at):
-                return
+            least = min(self.rows.values(), key=lambda each: (each.is_own, each.observations, each.last_at))
             del self.rows[least.peer]
         self.rows[row.peer] = replace(row, observed_at=row.last_at) if known is None else _grown(known, row)
 
@@ -245,6 +234,36 @@ def contribution(peer: str, told: Mapping[str, Any], nickname: object, most_toke
         else (),
         last_at=number(told.get("last_at")) or 0.0,
     )
+
+
+def reported(
+    run: RunId, peer: PeerId, told: Mapping[str, Any], nickname: str, progress: float, now: float
+) -> Contribution | None:
+    """Return the contribution that a peer reports to a bootstrap, and that partners signed; None if it reports none.
+
+    Args:
+        told: the peer's report. Older peers report ``tokens`` alone.
+        progress: tokens of all peers so far.
+    """
+    claimed = {"tokens": told.get("contributed", told.get("tokens")), "trained_s": told.get("trained_s")}
+    row = contribution(peer, claimed, nickname, MOST_TIMES * progress)
+    if not row.tokens:
+        return None
+    receipt = _receipt(run, peer, told.get("receipt"))
+    if receipt is not None:  # a partner may sign a false claim, so a receipt counts no more than the report
+        row = replace(row, signed_tokens=min(receipt.tokens, row.tokens), signers=(receipt.partner,))
+    return replace(row, last_at=now)
+
+
+def _receipt(run: RunId, peer: PeerId, body: object) -> Receipt | None:
+    """Return a peer's receipt if a partner signed it."""
+    if not isinstance(body, bytes):
+        return None
+    try:
+        receipt = Receipt.decode(body)
+    except RemoteError:
+        return None
+    return receipt if receipt.peer == peer != receipt.partner and receipt.is_signed(run) else None
 
 
 def _grown(known: Contribution, row: Contribution) -> Contribution:

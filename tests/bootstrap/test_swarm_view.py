@@ -22,7 +22,6 @@ from memory_network import MemoryNetwork
 
 from bootstrap.aggregates import MAX_TIMES, SUMMED
 from bootstrap.app import same_ports
-from bootstrap.reported_contributions import ReportedContributions
 from bootstrap.sample_rotation import HELD_S
 from bootstrap.swarm_view import CURVE_S, KEPT_S, MAX_SERIALS, POLL_S, SILENT_S, SwarmView
 from p2ptrain.base.errors import NetworkError
@@ -33,6 +32,7 @@ from p2ptrain.page.contributors import MOST_TIMES
 from p2ptrain.page.metrics import exposition
 from p2ptrain.page.view import MOST_CURVES, MOST_PEERS
 from p2ptrain.ports import Link
+from p2ptrain.page.contributors import reported
 from p2ptrain.receipts import Receipt
 from p2ptrain.statements import signature
 from p2ptrain.swarm import PeerState, Presence
@@ -593,7 +593,7 @@ class Author:
 
 def receipt(run: RunId, author: Author, partner: Author, tokens: int) -> Receipt:
     claim = Receipt(author.peer, partner.peer, 10, 20, 3, tokens, 4, 100, 100, 0)
-    return claim.signed(run, author.sign).countersigned(run, partner.sign)
+    return claim.signed(run, partner.sign)
 
 
 def test_contributions_outlast_a_departure_and_a_restart(signed: SignedManifest, tmp_path: Path) -> None:
@@ -627,22 +627,22 @@ def test_only_genuine_receipts_count_as_signed(signed: SignedManifest) -> None:
     whole = receipt(run, author, partner, 200)
     told: dict[str, Any] = {"contributed": 250}
     for body, tokens in (
-        (whole.encode_agreed(), 200),
-        (receipt(run, author, partner, 9_999).encode_agreed(), 250),
-        (receipt(foreign, author, partner, 200).encode_agreed(), 0),
-        (receipt(run, other, partner, 200).encode_agreed(), 0),
-        (receipt(run, author, author, 200).encode_agreed(), 0),
-        (replace(whole, countersignature=b"x" * 64).encode_agreed(), 0),
+        (whole.encode(), 200),
+        (receipt(run, author, partner, 9_999).encode(), 250),
+        (receipt(foreign, author, partner, 200).encode(), 0),
+        (receipt(run, other, partner, 200).encode(), 0),
+        (receipt(run, author, author, 200).encode(), 0),
+        (replace(whole, signature=b"x" * 64).encode(), 0),
         (b"noise", 0),
         ("text", 0),
     ):
-        row = ReportedContributions(run).read(author.peer, {**told, "receipt": body}, "", 1000.0, 5.0)
+        row = reported(run, author.peer, {**told, "receipt": body}, "", 1000.0, 5.0)
         assert row is not None
         assert (row.signed_tokens, row.signers) == (tokens, (partner.peer,) if tokens else ())
 
 
 def test_a_claim_beyond_all_peers_progress_is_cut(signed: SignedManifest) -> None:
-    row = ReportedContributions(signed.run_id).read(A, {"contributed": 10**15}, "", 1000.0, 5.0)
+    row = reported(signed.run_id, A, {"contributed": 10**15}, "", 1000.0, 5.0)
     assert row is not None
     assert row.tokens == MOST_TIMES * 1000
 
@@ -666,4 +666,4 @@ def test_a_false_first_claim_spoils_no_later_share(signed: SignedManifest) -> No
 
 def test_a_peer_without_tokens_has_no_row(signed: SignedManifest) -> None:
     for told in ({}, {"contributed": 0}, {"contributed": "many"}, {"tokens": None}):
-        assert ReportedContributions(signed.run_id).read(A, told, "", 1000.0, 5.0) is None
+        assert reported(signed.run_id, A, told, "", 1000.0, 5.0) is None

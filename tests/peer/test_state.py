@@ -315,7 +315,7 @@ def test_of_a_large_swarm_it_says_how_many_there_are(state: StatusView) -> None:
 
 
 def receipt(tokens: int, peer: PeerId = ME, partner: PeerId = OTHER) -> Receipt:
-    return Receipt(peer, partner, 10, 900, 3, tokens, 4, 100, 100, 0, b"s" * 64, b"c" * 64)
+    return Receipt(peer, partner, 10, 900, 3, tokens, 4, 100, 100, 0, b"s" * 64)
 
 
 def rows_of(state: StatusView) -> dict[str, dict[str, Any]]:
@@ -350,7 +350,7 @@ def test_others_get_its_contribution_with_the_newest_receipt(state: StatusView) 
     ours = receipt(280)
     state.contributed(ours, [])
     row = state.report(0)[0]
-    assert (row["contributed"], row["receipt"]) == (310, ours.encode_agreed())
+    assert (row["contributed"], row["receipt"]) == (310, ours.encode())
 
 
 def test_a_full_disk_takes_nothing_from_the_page(state: StatusView, tmp_path: Path) -> None:
