@@ -54,7 +54,7 @@ def admission(policy: str, me: PeerId | None, why: Refusal | None, invite: str) 
     if me is None:
         return bad("admission", "the run admits only invited peers, and the link has no invite", NO_INVITE)
     assert why is not None  # the case of None is handled above
-    return bad("admission", f"the run does not admit {short(me)}: {why.text}", remedy(why, me))
+    return bad("admission", f"the run does not admit {short(me)}: {why}", remedy(why, me))
 
 
 def clock_ahead(asked_at: float, answered_at: float, theirs: float) -> float:
