@@ -30,7 +30,7 @@ from peer import ledger as ledger_module
 from peer.cli import contributions
 from peer.contributions import Contributions
 from peer.home import Home
-from peer.ledger import Ledger, exchanges_by_path, table
+from peer.ledger import Ledger, table
 
 AMBER, BIRCH = GUEST, ISSUER
 
@@ -312,19 +312,6 @@ def show(capfd: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
     return int(caught.value.code or 0), said.out + said.err
 
 
-def test_the_paths_of_exchanges_are_counted(tmp_path: Path) -> None:
-    older = [{"kind": "exchanged", "peer": "anna", "relay": "bert"}, {"kind": "skipped", "why": "exchanged before"}]
-    newer = [{"kind": "exchanged", "punched": True}, *[{"kind": "exchanged"}] * 2]
-    for name, notes in ("events.1.jsonl", older), ("events.jsonl", newer):
-        (tmp_path / name).write_text("".join(json.dumps(each) + "\n" for each in notes) + '{"kind": "exchanged"')
-    assert exchanges_by_path(tmp_path / "none.jsonl") == {}
-    assert exchanges_by_path(tmp_path / "events.jsonl") == {
-        "through a relay": 1,
-        "direct, through both routers": 1,
-        "direct": 2,
-    }
-
-
 def home_of(tmp_path: Path) -> tuple[Home, SignedManifest]:
     create_run(tmp_path / "run", "demo")
     signed = sign_run(tmp_path / "run").signed
@@ -342,11 +329,9 @@ def test_the_command_counts_what_holds(tmp_path: Path, capfd: pytest.CaptureFixt
     blown_up = json.loads(home.contributions.read_text()) | {"sent": 10**12, "since": NOW + 6, "until": NOW + 7}
     with home.contributions.open("a") as file:
         file.write(json.dumps(blown_up) + "\nnot json\n" + "x" * 10_000 + "\n")
-    home.events.write_text('{"kind": "exchanged", "punched": true}\n')
     code, said = show(capfd, home.path)
     assert code == 0, said
     assert "1 receipt, signed by 1 partner, from" in said
-    assert "by its own event log: 1 direct, through both routers" in said
     assert "exchanges: 7" in said
     assert "tokens: 12,345" in said
     assert "NOT counted, 1 receipt: the partner's signature is invalid" in said
