@@ -19,7 +19,7 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.net import address
 from p2ptrain.page.contributors import Contribution
-from p2ptrain.page.memory import MemoryFile, PageMemory
+from p2ptrain.page.memory import PageMemory
 from p2ptrain.page.samples import SampleText
 from p2ptrain.page.untrusted import paragraph, words
 from p2ptrain.page.view import (
@@ -78,8 +78,6 @@ TIME_FIGURES = ("swarm_tokens_per_s", "remaining_s", "shortened_s")
 RECENT = 10
 """Number of exchanges whose median distance is shown as the disagreement."""
 
-EventListener = Callable[[dict[str, Any]], None]
-
 
 @dataclass(frozen=True, slots=True)
 class Sources:
@@ -116,7 +114,6 @@ class StatusView:
         self._sources: Sources | None = None
         self._device: str | None = None
         self._distances: deque[float] = deque(maxlen=RECENT)
-        self._listeners: list[EventListener] = []
         self._join: Callable[[], str] = str
         self._shares: Callable[[], bool] = lambda: False
         self._unshared_serial = 0
@@ -125,15 +122,10 @@ class StatusView:
         """Failures that others may see: serial, time, line."""
         self._receipt: Receipt | None = None
         self._memory = PageMemory()
-        self._file: MemoryFile | None = None
 
     def shared_while(self, shares: Callable[[], bool]) -> None:
         """Show others only what happens while ``shares()`` is true; the noting thread calls it."""
         self._shares = shares
-
-    def on_event(self, listener: EventListener) -> None:
-        """Call ``tell`` with every later exchange and failure, in the noting thread."""
-        self._listeners.append(listener)
 
     def set_run(self, signed: SignedManifest, parameters: int, join: Callable[[], str]) -> None:
         """Set the run, and the function that returns the join command, which every ``document`` calls."""
@@ -152,10 +144,10 @@ class StatusView:
     def set_sources(self, sources: Sources) -> None:
         self._sources = sources
 
-    def remember(self, memory: PageMemory, file: MemoryFile) -> None:
+    def remember(self, memory: PageMemory) -> None:
         """Show what the home remembers, and save it at each new text and each checkpoint."""
         with self._lock:
-            self._memory, self._file = memory, file
+            self._memory = memory
             self._view.samples, self._view.contributions = memory.samples, memory.contributions
             self._view.sample = memory.samples.texts[-1] if memory.samples.texts else None
 
@@ -173,12 +165,9 @@ class StatusView:
     def on_note(self, kind: str, fields: dict[str, Any]) -> None:
         is_shared = self._shares()
         with self._lock:
-            event = self._record(kind, fields, self._wall())
+            self._record(kind, fields, self._wall())
             if not is_shared:
                 self._unshared_serial = self._view.last_serial
-        if event is not None:
-            for listener in self._listeners:
-                listener(event)
 
     def update_peers(self, records: Sequence[Presence], way_to: Callable[[PeerId], str]) -> None:
         """Update the live peers from their presence records, and the traffic curve. Call it periodically.
@@ -230,12 +219,11 @@ class StatusView:
 
     # --- under the lock ---------------------------------------------------------------------------------------------
 
-    def _record(self, kind: str, fields: Mapping[str, Any], now: float) -> dict[str, Any] | None:
-        """Take in a note; return the event for the listeners of ``on_event``, if any."""
+    def _record(self, kind: str, fields: Mapping[str, Any], now: float) -> None:
         view = self._view
         match kind:
             case "exchanged":
-                return self._exchanged(fields, now)
+                self._exchanged(fields, now)
             case "progress" if "loss" in fields:
                 if (curve := view.curve(view.me, self._nickname)) is not None:
                     curve.train.add(float(fields["progress"]), now, float(fields["loss"]))
@@ -256,10 +244,8 @@ class StatusView:
                 view.add(row)
                 if kind in SHAREABLE:
                     self._shared_failures.append((row.n, now, words(without_places(text))))
-                return {"kind": "failure", **plain(row)}
-        return None
 
-    def _exchanged(self, fields: Mapping[str, Any], now: float) -> dict[str, Any]:
+    def _exchanged(self, fields: Mapping[str, Any], now: float) -> None:
         view, distance = self._view, float(fields.get("distance", 0.0))
         row = ExchangeRow(
             n=view.next_serial(),
@@ -274,7 +260,6 @@ class StatusView:
         view.add(row)
         self._distances.append(distance)
         view.disagreement.add(self._figure("progress"), now, median(self._distances))
-        return {"kind": "exchange", **plain(row)}
 
     def _own_contribution(self) -> dict[str, Any]:
         """Return what this peer says that it did, and its newest receipt as evidence."""
@@ -301,10 +286,8 @@ class StatusView:
         table.observe(self._figure("progress"), now)
 
     def _save(self) -> None:
-        if self._file is None:
-            return
         try:
-            self._file.save(self._memory.to_bytes())
+            self._memory.save()
         except OSError as error:
             logger.warning("what the page remembers could not be saved: %s", error)
 

@@ -258,7 +258,7 @@ def told_access_list(data: bytes) -> None:
 
 @refusing(*OURS)
 def told_certificate(data: bytes) -> None:
-    answer = run(admission_service.come_in(BytesTransport(data), ISSUER.peer, (), CREDENTIAL, gate(), GUEST.peer))
+    answer = run(admission_service.come_in(BytesTransport(data), (), CREDENTIAL, gate(), GUEST.peer))
     assert isinstance(answer, Refusal) or gate().refusal(GUEST.peer, answer.encode(), people.NOW) is None
 
 
