@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Self
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from p2ptrain.base.errors import RemoteError
 from p2ptrain.base.ids import PeerId, RunId
@@ -185,56 +185,6 @@ class ContributionTable:
             left -= tokens
         return found
 
-    # --- on disk ----------------------------------------------------------------------------------------------------
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "rows": [asdict(row) for row in self.rows.values()],
-            "progress": self.progress,
-            "measured_tokens": self.measured_tokens,
-            "measured_s": self.measured_s,
-            "seen_at": self.seen_at,
-        }
-
-    @classmethod
-    def from_json(cls, saved: Mapping[str, Any]) -> Self:
-        """Read the result of ``to_json``, each field checked; what is missing or out of bounds counts as 0."""
-        table = cls()
-        table.progress, table.measured_tokens, table.measured_s = (
-            number(saved.get(name)) or 0.0 for name in ("progress", "measured_tokens", "measured_s")
-        )
-        table.seen_at = number(saved.get("seen_at"))
-        rows = saved.get("rows")
-        for entry in rows[:MOST_CONTRIBUTORS] if isinstance(rows, list) else []:
-            if isinstance(entry, dict) and isinstance(entry.get("peer"), str):
-                row = contribution(entry["peer"], entry, entry.get("nickname", ""))
-                observations = int(number(entry.get("observations")) or 0)
-                observed_at = number(entry.get("observed_at")) or row.last_at
-                is_own = entry.get("is_own") is True
-                table.rows[row.peer] = replace(row, observations=observations, observed_at=observed_at, is_own=is_own)
-        return table
-
-
-def contribution(peer: str, told: Mapping[str, Any], nickname: object, most_tokens: float = 1e18) -> Contribution:
-    """Return a contribution with each field checked, without observations, which only this node makes.
-
-    Args:
-        told: fields of ``Contribution``, from anywhere.
-        most_tokens: upper bound of the tokens: nobody trains more than all peers together.
-    """
-    signers = told.get("signers")
-    return Contribution(
-        peer=words(peer, MOST_ID),
-        nickname=words(nickname, MOST_NAME),
-        tokens=int(min(number(told.get("tokens")) or 0, most_tokens)),
-        trained_s=number(told.get("trained_s"), 0.0, MOST_TRAINED_S),
-        signed_tokens=int(min(number(told.get("signed_tokens")) or 0, most_tokens)),
-        signers=tuple(words(each, MOST_ID) for each in signers[:MOST_SIGNERS])
-        if isinstance(signers, list | tuple)
-        else (),
-        last_at=number(told.get("last_at")) or 0.0,
-    )
-
 
 def reported(
     run: RunId, peer: PeerId, told: Mapping[str, Any], nickname: str, progress: float, now: float
@@ -245,14 +195,21 @@ def reported(
         told: the peer's report. Older peers report ``tokens`` alone.
         progress: tokens of all peers so far.
     """
-    claimed = {"tokens": told.get("contributed", told.get("tokens")), "trained_s": told.get("trained_s")}
-    row = contribution(peer, claimed, nickname, MOST_TIMES * progress)
-    if not row.tokens:
+    tokens = int(min(number(told.get("contributed", told.get("tokens"))) or 0, MOST_TIMES * progress))
+    if not tokens:
         return None
+    row = Contribution(
+        peer=words(peer, MOST_ID),
+        nickname=words(nickname, MOST_NAME),
+        tokens=tokens,
+        trained_s=number(told.get("trained_s"), 0.0, MOST_TRAINED_S),
+        last_at=now,
+    )
     receipt = _receipt(run, peer, told.get("receipt"))
-    if receipt is not None:  # a partner may sign a false claim, so a receipt counts no more than the report
-        row = replace(row, signed_tokens=min(receipt.tokens, row.tokens), signers=(receipt.partner,))
-    return replace(row, last_at=now)
+    if receipt is None:
+        return row
+    # A partner may sign a false claim, so a receipt counts no more than the report.
+    return replace(row, signed_tokens=min(receipt.tokens, tokens), signers=(receipt.partner,))
 
 
 def _receipt(run: RunId, peer: PeerId, body: object) -> Receipt | None:

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
+
+from pydantic import TypeAdapter
 
 from p2ptrain.base import files
 from p2ptrain.page.contributors import ContributionTable
@@ -22,6 +23,18 @@ MOST_BYTES = 2 << 20
 """Maximum size that is read: 256 rows of at most 2 kB, and 12 texts of at most 24 kB each, escaped."""
 SAVE_S = 30.0
 """Seconds between two saves, as for the access list and the finished peers of a bootstrap."""
+
+
+@dataclass(slots=True)
+class _Saved:
+    """Content of the file."""
+
+    run: str
+    contributions: ContributionTable
+    samples: SampleHistory
+
+
+_SAVED = TypeAdapter(_Saved)
 
 
 @dataclass(slots=True)
@@ -41,20 +54,18 @@ class PageMemory:
         path = home / PAGE_FILE
         try:
             with path.open("rb") as file:
-                saved = json.loads(file.read(MOST_BYTES))
-            if saved["run"] == run:
-                table = ContributionTable.from_json(saved["contributions"])
-                return cls(run, home, table, SampleHistory.from_json(saved["samples"]))
+                saved = _SAVED.validate_json(file.read(MOST_BYTES))
+            if saved.run == run:
+                return cls(run, home, saved.contributions, saved.samples)
         except FileNotFoundError:
             pass
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             logger.warning("%s cannot be read, so it starts empty: %s", path, error)
         return cls(run, home)
 
     def save(self) -> None:
         """Write what has changed, without waiting for the disk. Raises OSError."""
-        content = {"run": self.run, "contributions": self.contributions.to_json(), "samples": self.samples.to_json()}
-        encoded = json.dumps(content, allow_nan=False).encode()
+        encoded = _SAVED.dump_json(_Saved(self.run, self.contributions, self.samples))
         if self.home is not None and encoded != self._saved:
             files.replace(self.home / PAGE_FILE, encoded, mode=0o600, lasting=False)
             self._saved = encoded

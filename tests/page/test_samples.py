@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 
 import pytest
@@ -58,12 +57,6 @@ def test_a_home_remembers_its_run_and_no_other(tmp_path: Path) -> None:
 def test_a_damaged_file_counts_as_empty(tmp_path: Path, content: bytes) -> None:
     (tmp_path / PAGE_FILE).write_bytes(content)
     assert PageMemory.load(tmp_path, "run") == PageMemory("run", tmp_path)
-
-
-def test_damaged_texts_are_left_out(tmp_path: Path) -> None:
-    saved = {"run": "run", "contributions": {}, "samples": [3, {}, {"text": 3}, {"text": "x", "at": "y", "tokens": -1}]}
-    (tmp_path / PAGE_FILE).write_text(json.dumps(saved))
-    assert PageMemory.load(tmp_path, "run").samples.texts == [SampleText(0.0, "", 0, "", "x")]
 
 
 def test_an_unchanged_memory_is_not_written_again(tmp_path: Path) -> None:

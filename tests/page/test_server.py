@@ -379,12 +379,13 @@ def stuck(shown: Shown) -> Iterator[socket.socket]:
 def test_a_reader_that_reads_no_more_is_let_go(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_server, "WRITE_S", 0.5)
     with stuck(shown) as reader:
-        time.sleep(1.5)
+        time.sleep(3.0)
         received = 0
         with contextlib.suppress(ConnectionResetError):
             while part := reader.recv(1 << 20):
                 received += len(part)
         assert received < 20_000_000
+    shown.publish()
     assert ask(shown.port, "/status").status == 200
 
 
