@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -41,6 +41,7 @@ from p2ptrain.page.view import (
     RunFacts,
     View,
     row_of,
+    row_of_record,
 )
 from p2ptrain.ports import Transport
 from p2ptrain.swarm import PeerState, Presence
@@ -245,17 +246,9 @@ class SwarmView:
 
     def _row(self, record: Presence, now: float) -> PeerRow:
         """Return a peer's row; its last report gives the age by our clock, because the peer's clock may be wrong."""
-        word = self._told.get(record.peer)
-        seen_at = record.issued_at if word is None else max(record.issued_at, word.at)
-        base = PeerRow(
-            id=record.peer,
-            nickname=words(record.nickname, 32),
-            state=record.state.value,
-            step=record.step,
-            progress=min(record.progress, self._most_progress),
-            age_s=max(now - seen_at, 0.0),
-            path=address.way_to(record.addresses),
-        )
+        base, word = row_of_record(record, now, address.way_to(record.addresses)), self._told.get(record.peer)
+        age_s = base.age_s if word is None else min(base.age_s, max(now - word.at, 0.0))
+        base = replace(base, progress=min(base.progress, self._most_progress), age_s=age_s)
         return base if word is None else row_of(record.peer, word.row, base, self._most_progress)
 
     def _draw(self, row: PeerRow, now: float) -> None:

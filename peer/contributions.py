@@ -44,7 +44,7 @@ DEADLINE_S = 20.0
 TICK_S = 1.0
 """Interval of the question whom to ask, in seconds."""
 LAST_TICK_S = 0.05
-"""The same interval of a peer that leaves."""
+"""Interval of that question in a peer that leaves, in seconds."""
 AT_ONCE = 16
 """Most partners that are asked at the same time; at the end those of the latest exchanges come first."""
 _ABOUT = "a receipt"
@@ -158,7 +158,6 @@ class Contributions:
         for partner in partners:
             if partner not in self._asking and len(self._asking) < AT_ONCE:
                 task = self._asking[partner] = asyncio.create_task(self._try_to_ask(transport, partner))
-                task.add_done_callback(lambda _, partner=partner: self._asking.pop(partner, None))
                 task.add_done_callback(reporting("a receipt"))
         return bool(self._asking)
 
@@ -168,6 +167,8 @@ class Contributions:
             await self.ask(transport(), partner)
         except (NetworkError, RemoteError) as error:
             logger.info("no receipt of %s: %s", short(partner), error)
+        finally:
+            del self._asking[partner]
 
     async def _answer(self, link: Link) -> None:
         match await receive_message(link, _ABOUT, _MAX_BYTES):

@@ -32,6 +32,7 @@ from p2ptrain.page.view import (
     RunFacts,
     View,
     plain,
+    row_of_record,
 )
 from p2ptrain.receipts import Receipt
 from p2ptrain.swarm import Presence
@@ -176,7 +177,7 @@ class StatusView:
             way_to: returns the path of the latest link with a peer; empty if its record tells enough.
         """
         now = self._wall()
-        rows = [row_of(each, now, way_to(each.peer)) for each in records]
+        rows = [row_of_record(each, now, way_to(each.peer) or address.way_to(each.addresses)) for each in records]
         with self._lock:
             self._view.place([self._own_row(), *rows], total=len(rows) + 1, at=now)
             self._contribute(now)
@@ -337,16 +338,3 @@ class StatusView:
             for name, value in found.items()
             if isinstance(value, int | float) and name not in ("step", "progress", "age_s")
         }
-
-
-def row_of(record: Presence, now: float, path: str) -> PeerRow:
-    """Return the page's row for a presence record, whose claims are unverified; ``path`` may be empty."""
-    return PeerRow(
-        id=record.peer,
-        nickname=words(record.nickname, 32),
-        state=record.state.value,
-        step=record.step,
-        progress=record.progress,
-        age_s=max(now - record.issued_at, 0.0),
-        path=path or address.way_to(record.addresses),
-    )

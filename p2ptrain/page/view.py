@@ -16,6 +16,7 @@ from p2ptrain.page.contributors import ContributionTable
 from p2ptrain.page.figures import OF_PEERS
 from p2ptrain.page.samples import SampleHistory, SampleText
 from p2ptrain.page.untrusted import MOST_NAME, number, words
+from p2ptrain.swarm import Presence
 
 SCHEMA = 1
 """Version of the document. Readers refuse a newer one."""
@@ -311,6 +312,19 @@ def plain(row: Any) -> dict[str, Any]:
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in found.items()
     }
+
+
+def row_of_record(record: Presence, now: float, path: str) -> PeerRow:
+    """Return a peer's row by its presence record, whose claims are unverified."""
+    return PeerRow(
+        id=record.peer,
+        nickname=words(record.nickname, MOST_NAME),
+        state=record.state.value,
+        step=record.step,
+        progress=record.progress,
+        age_s=max(now - record.issued_at, 0.0),
+        path=path,
+    )
 
 
 def row_of(peer: str, report: Mapping[str, Any], base: PeerRow, most_progress: float = math.inf) -> PeerRow:
