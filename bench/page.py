@@ -28,7 +28,8 @@ from bench.environment import environment
 from bench.pictures import chromium, look
 from p2ptrain.page.listen_address import ListenAddress
 from p2ptrain.page.server import PageServer
-from p2ptrain.page.view import ExchangeRow, PeerRow, RunFacts, View, plain
+from p2ptrain.page.view import ExchangeRow, PeerRow, RunFacts, View
+from sim.page_thread import in_thread
 
 SIZES = (8, 64, 200, 256)
 WATCHED_S = 6.0
@@ -84,22 +85,21 @@ class FakeSwarm:
             down=1e6 * chance(),
         )
 
-    def exchanged(self) -> dict[str, Any]:
+    def exchanged(self) -> None:
         with self._lock:
             a, b = self._random.sample([row.id for row in self._rows], 2)
             row = ExchangeRow(self._view.next_serial(), time.time(), a, b, 0.3, 360_000, 0.02)
             self._view.add(row)
-        return {"kind": "exchange", **plain(row)}
 
 
 @contextmanager
-def gossip(swarm: FakeSwarm, server: PageServer) -> Iterator[None]:
+def gossip(swarm: FakeSwarm) -> Iterator[None]:
     """Make exchanges until the block ends."""
     over = threading.Event()
 
     def go_on() -> None:
         while not over.wait(1 / EXCHANGES_PER_S):
-            server.tell(swarm.exchanged())
+            swarm.exchanged()
 
     thread = threading.Thread(target=go_on, daemon=True)
     thread.start()
@@ -116,7 +116,7 @@ def watched(browser: webdriver.Chrome, peers: int) -> dict[str, float]:
     began = time.perf_counter()
     size = len(json.dumps(swarm.document(), separators=(",", ":")))
     made_s = time.perf_counter() - began
-    with PageServer(ListenAddress(), swarm.document) as server, gossip(swarm, server):
+    with in_thread(PageServer(ListenAddress(), swarm.document)) as server, gossip(swarm):
         browser.get(server.url)
         time.sleep(2.0)  # for loading and the first drawing
         browser.execute_script(LONG_TASKS)

@@ -20,15 +20,15 @@ ends the program cleanly, a second SIGINT or SIGTERM at once.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import uvloop
 
@@ -42,7 +42,7 @@ from bootstrap.swarm_view import SwarmView
 from p2ptrain.admission.author import LINK_FILE
 from p2ptrain.base import cgroups, descriptors, files
 from p2ptrain.base.background import in_background
-from p2ptrain.base.errors import HomeError, JoinLinkError, NetworkError, UserError
+from p2ptrain.base.errors import HomeError, JoinLinkError, UserError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.base.logging_setup import logging_installed
 from p2ptrain.base.telemetry import MemoryLog, lossy_output
@@ -76,8 +76,6 @@ PUBLIC_LISTEN = address.listening(31337)
 """Default addresses; the port is fixed so that a router can forward it, unassigned, and easy to remember."""
 IN_CONTAINER = "P2PTRAIN_IN_CONTAINER"
 """Environment variable that our container images set."""
-OWN_WORD_S = 10.0
-"""Timeout to ask p2pd for its addresses. Guess: its answers on overloaded machines; milliseconds are usual."""
 
 MAX_FILES = 2 * FOR_A_SERVER.connections
 """Limit of open files of this process and of p2pd: a connection has one, a circuit's end two."""
@@ -143,8 +141,7 @@ def run(given: BootstrapOptions, say: Say) -> None:
             raise JoinLinkError(
                 f"The link of the other bootstrap is of run {short(other.run_id)}, but {given.run} has run"
                 f" {short(signed.run_id)}.",
-                "Give both the same signed run: copy only manifest.signed (and rulings.signed, if there is one) to the"
-                " second machine.",
+                f"Give both the same signed run: copy {messages.COPIED} to the second machine.",
             )
         if options.page_public and options.page is None:
             raise UserError("There is no page that could be public.", "Give --page PORT, too, or --no-page-public.")
@@ -173,7 +170,7 @@ class EntryPoint:
         self._say = say
         self._remember = remember
         self._view = SwarmView(signed)
-        self._kept = self._view.remember(options.home)
+        self._view.remember(options.home)
         self._cache = PeerCache(options.home / "peers.json")
         self._finished = FinishedPeers(options.home / "finished.json", say)
         self._rates = options.rates()
@@ -201,25 +198,30 @@ class EntryPoint:
             "bootstrap",
             f"run {run.name}, {self._signed.run_id[:12]}; our peer id is {self._identity.peer_id}",
         )
-        with contextlib.ExitStack() as page:
-            if (place := self._options.page_address) is not None:
-                is_public = bool(self._options.page_public)
-                hidden = self._options.page_hide or ()
-                server = page.enter_context(PageServer(place, self._view.document, is_public, hidden))
-                self._view.on_event(server.tell)
-                self._say("page", server.url)
-                if is_public:
-                    self._view.publish()
-                    self._say("page", f"everybody may read {server.address}{PATH}")
-                page.callback(self._view.save, self._kept, self._say)
-            try:
+        try:
+            async with in_background(*self._page()):
                 await self._supervisor.start()
                 checks = [] if self._shards is None else [check_shards(self._shards, self._say)]
                 async with in_background(self._supervisor.run(), *checks):
                     await stop.wait()
-            finally:
-                await self._supervisor.close()
+        finally:
+            await self._supervisor.close()
+            if self._options.page is not None:
+                self._view.save(self._say)
         self._say("bootstrap", "stopped")
+
+    def _page(self) -> list[Coroutine[Any, Any, None]]:
+        """Return what serves the page, if there is one. Raises UserError if it cannot be served."""
+        place, is_public = self._options.page_address, bool(self._options.page_public)
+        if place is None:
+            return []
+        server = PageServer(place, self._view.document, is_public, self._options.page_hide or ())
+        server.bind()
+        self._say("page", server.url)
+        if is_public:
+            self._view.publish()
+            self._say("page", f"everybody may read {server.address}{PATH}")
+        return [server.serve()]
 
     async def _start_node(self) -> Node:
         return await Node.start(
@@ -241,7 +243,7 @@ class EntryPoint:
     async def _equip(self, node: Node) -> None:
         if self._link is None:
             self._publish_link(node)
-            self._listen = await same_ports(self._options.addresses, node)
+            self._listen = tuple(each.replace("/tcp/0", f"/tcp/{node.port}") for each in self._options.addresses)
         node.end_at(self._signed.manifest.run.tokens)
         services, rates = self._supervisor.services, self._rates
         services.append(await serve_manifest(node, self._signed.to_bytes(), rates))
@@ -287,7 +289,7 @@ class EntryPoint:
         if self._admission is not None:
             tasks.append(self._admission.watch(node))
         if self._options.page is not None:
-            tasks.append(self._view.keep(self._kept, self._say))
+            tasks.append(self._view.keep(self._say))
             tasks.append(self._view.ask(P2PTransport(node, FIGURES_PROTOCOL, LIMITS, self._rates), Random()))
         async with in_background(*tasks):
             await node.died()
@@ -315,28 +317,6 @@ def as_before(place: BootstrapOptions, me: PeerId) -> tuple[str, ...]:
     except (OSError, ValueError, UserError):  # there is no link, or the port is taken
         return place.addresses
     return (multiaddress("127.0.0.1", port),)
-
-
-async def same_ports(listen: Sequence[str], node: Node) -> tuple[str, ...]:
-    """Return ``settled`` addresses as p2pd reports them, or with the node's port if p2pd has died or hangs."""
-    try:
-        async with asyncio.timeout(OWN_WORD_S):
-            own = await node.daemon.own_addresses()
-    except (TimeoutError, NetworkError):
-        own = [each.replace("/tcp/0", f"/tcp/{node.port}") for each in listen]
-    return settled(listen, own)
-
-
-def settled(listen: Sequence[str], own: Sequence[str]) -> tuple[str, ...]:
-    """Return the listening addresses for a restart, with port 0 replaced by the port that p2pd chose."""
-
-    def fixed(wanted: str) -> str:
-        _, kind, host, transport, port = wanted.split("/")[:5]
-        actual = [each.split("/") for each in own]
-        ports = [each[4] for each in actual if each[1] == kind and (each[2] == host or host in ("0.0.0.0", "::"))]
-        return f"/{kind}/{host}/{transport}/{ports[0]}" if port == "0" and ports else wanted
-
-    return tuple(map(fixed, listen))
 
 
 def _stop_event(say: Say) -> asyncio.Event:
@@ -373,7 +353,7 @@ def _check_no_peer(path: Path) -> None:
     if is_a_peers:
         raise HomeError(
             f"{path} is a peer's home, which a bootstrap cannot use.",
-            "Name the run's directory; on another machine, a new directory with a copy of manifest.signed.",
+            f"Name the run's directory; on another machine, a new directory with copies of {messages.COPIED}.",
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -62,54 +63,21 @@ def _cap(context: click.Context, option: click.Parameter, value: float | None) -
     help="Hide texts with these words, or of this peer, at /run.",
 )
 @click.option("--forget", is_flag=True, help="Use only the options of this start, none that the home remembers.")
-def bootstrap(
-    run: Path,
-    listen: tuple[str, ...],
-    announce: tuple[str, ...],
-    home: Path | None,
-    local: bool | None,
-    relay: bool | None,
-    upload_mbit: float | None,
-    download_mbit: float | None,
-    weights: Path | None,
-    beside: str | None,
-    page: str | None,
-    page_token: str | None,
-    page_hosts: str | None,
-    page_public: bool | None,
-    page_hide: tuple[str, ...],
-    forget: bool,
-) -> None:
+def bootstrap(run: Path, home: Path | None, forget: bool, **given: Any) -> None:
     """Serve as the entry point of the signed run in the directory RUN, until Ctrl+C.
 
     Prints the command that others join with, then a line whenever a peer joins or leaves. With --beside the command
     names both bootstraps, and one of them is enough to join. The home remembers the options of earlier starts.
     """
-    if beside is not None:
-        JoinLink.parse(beside)
-    address.check(listen, announce, ())  # before the import of large libraries
+    if given["beside"] is not None:
+        JoinLink.parse(given["beside"])
+    address.check(given["listen"], given["announce"], ())  # before the import of large libraries
     load_run(run)
     with command_imports():
         from bootstrap import app
 
-    options = app.BootstrapOptions(
-        run,
-        home or run / "bootstrap",
-        forget,
-        listen=listen or None,
-        announce=announce or None,
-        local=local,
-        relay=relay,
-        weights=weights,
-        beside=beside,
-        page=page,
-        page_token=page_token,
-        page_hosts=page_hosts,
-        page_public=page_public,
-        page_hide=page_hide or None,
-        upload_mbit=upload_mbit,
-        download_mbit=download_mbit,
-    )
+    named = {name: None if value == () else value for name, value in given.items()}
+    options = app.BootstrapOptions(run, home or run / "bootstrap", forget, **named)
     options.page_address  # noqa: B018 -- raises UserError before anything is written
     app.run(options, _say)
 

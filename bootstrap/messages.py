@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from p2ptrain.admission.author import ACCESS_LIST_FILE
 from p2ptrain.base.errors import JoinLinkError, UserError
 from p2ptrain.base.ids import PeerId, short
-from p2ptrain.manifest import JoinLink
+from p2ptrain.data.file_store import FILES_FOLDER
+from p2ptrain.data.unfinished import SHARDS_FOLDER
+from p2ptrain.manifest import SIGNED_FILE, JoinLink
 from p2ptrain.net import address, interfaces
 from p2ptrain.swarm.messages import PeerState, Presence
 
 MAX_NAMED = 8
+COPIED = f"{SIGNED_FILE}, {FILES_FOLDER}, {SHARDS_FOLDER} and, if there is one, {ACCESS_LIST_FILE}"
+"""What a second bootstrap of the run needs of the run's directory."""
 
 View = Mapping[PeerId, Presence]
 """Live peers, each with its newest record."""
@@ -53,8 +58,7 @@ def check_beside(link: JoinLink, me: PeerId, own: Sequence[str], home: Path) -> 
     raise JoinLinkError(
         f"The link of the other bootstrap names this one itself, {short(me)}, at {where}.",
         "Give each bootstrap an identity of its own: if this directory is a copy of the other one's, delete"
-        f" {home} and keep only manifest.signed (and rulings.signed, if there is one). If this bootstrap is the first"
-        " one and its address has changed, omit --beside.",
+        f" {home} and keep {COPIED}. If this bootstrap is the first one and its address has changed, omit --beside.",
     )
 
 

@@ -36,7 +36,7 @@ def files_to_serve(options: BootstrapOptions, signed: SignedManifest, say: Say) 
 
     Raises CorpusError, WeightsError, ManifestError and HomeError.
     """
-    store, found = FileStore(options.run / FILES_FOLDER), {}
+    store, found, missing = FileStore(options.run / FILES_FOLDER), dict[str, Path](), list[str]()
     for warning in advice(signed.manifest):
         say("bootstrap", f"warning: {warning}")
     for file in named_files(signed.manifest):
@@ -48,7 +48,13 @@ def files_to_serve(options: BootstrapOptions, signed: SignedManifest, say: Say) 
         elif file.what == SETTINGS:
             say("bootstrap", "the continued model's settings are not here: exports will lack its chat template")
         else:
-            say("bootstrap", f"the run's {file.what} is not here: copy {FILES_FOLDER} from the author's run folder")
+            missing.append(file.what)
+    if missing:
+        say(
+            "bootstrap",
+            f"{options.run / FILES_FOLDER} lacks the run's {' and '.join(missing)}, which peers then cannot get here:"
+            f" copy {FILES_FOLDER} and {SHARDS_FOLDER} from the author's run folder to {options.run}",
+        )
     return found | _weights(options, signed, store, say)
 
 
@@ -74,7 +80,7 @@ def shards_to_serve(
         say(
             "bootstrap",
             f"{held:,} of the text's {len(index.digests):,} shards are in {store.directory}, and peers get the others"
-            " from each other or a mirror, if these have them",
+            f" from each other or a mirror, if these have them; else copy {SHARDS_FOLDER} from the author's run folder",
         )
     return ShardServer(index, store, rates, overall=OF_A_BOOTSTRAP, queue_s=QUEUE_S)
 

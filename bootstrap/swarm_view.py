@@ -1,16 +1,15 @@
 """The swarm as a bootstrap's page shows it: presence records, and the figures that peers report if their owners agreed.
 
 All of it comes from strangers. It is checked for shape and bounds (``p2ptrain.page``), shown to people, and used for
-nothing else. Swarm-wide figures are medians and bounded sums, which a few peers cannot dominate. Safe from any thread.
+nothing else. Swarm-wide figures are medians and bounded sums, which a few peers cannot dominate.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -18,22 +17,22 @@ from typing import Any
 
 from bootstrap.aggregates import summed
 from bootstrap.messages import Say
-from bootstrap.reported_contributions import ReportedContributions
 from bootstrap.sample_rotation import SampleRotation
 from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.clock import wall
 from p2ptrain.base.errors import NetworkError, RemoteError
-from p2ptrain.base.ids import PeerId
+from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.manifest import SignedManifest, parameter_count
 from p2ptrain.net import address
 from p2ptrain.net.figures_service import ask_figures
-from p2ptrain.page.memory import SAVE_S, MemoryFile, PageMemory, load
+from p2ptrain.page.contributors import reported
+from p2ptrain.page.figures import MOST_SHOWN
+from p2ptrain.page.memory import SAVE_S, PageMemory
 from p2ptrain.page.public import PATH
 from p2ptrain.page.samples import SampleText
 from p2ptrain.page.untrusted import number, paragraph, words
 from p2ptrain.page.view import (
     MOST_PEERS,
-    MOST_SHOWN,
     PUNCHED,
     CheckpointRow,
     ExchangeRow,
@@ -41,8 +40,8 @@ from p2ptrain.page.view import (
     PeerRow,
     RunFacts,
     View,
-    plain,
     row_of,
+    row_of_record,
 )
 from p2ptrain.ports import Transport
 from p2ptrain.swarm import PeerState, Presence
@@ -67,8 +66,6 @@ OVER = 0.995
 BEYOND_THE_END = 1.1
 """Largest plausible progress, in runs: exchanges move a peer little past the end. Guess: measure finished peers."""
 
-Tell = Callable[[dict[str, Any]], None]
-
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -90,23 +87,16 @@ class SwarmView:
         )
         self._is_open = manifest.admission.policy == "open"
         self._wall = wall
-        self._lock = threading.Lock()
         self._most_progress = BEYOND_THE_END * manifest.run.tokens
         self._records: dict[PeerId, Presence] = {}  # the newest record of each live peer
         self._left: dict[PeerId, Presence] = {}
         """Records of peers that left, until they expire, because older ones may still be found."""
         self._told: dict[PeerId, Report] = {}
         self._texts = SampleRotation()
-        self._contributions = ReportedContributions(signed.run_id)
-        self._memory = PageMemory(signed.run_id, self._view.contributions, self._view.samples)
+        self._memory = PageMemory()
         self._curve_at = float("-inf")  # when the last curve began
         self._serials: BoundedDict[PeerId, int] = BoundedDict(MAX_SERIALS)  # serial number of each peer's last event
         self._not_before: dict[PeerId, float] = {}
-        self._tells: list[Tell] = []
-
-    def on_event(self, tell: Tell) -> None:
-        """Call ``tell`` with every exchange and failure from now on."""
-        self._tells.append(tell)
 
     def join(self, command: str, note: str = "") -> None:
         """Show the command for others to join, and a note about its reach, if the run is open."""
@@ -117,34 +107,27 @@ class SwarmView:
         """Show where everybody may read the public part."""
         self._view.public = PATH
 
-    def remember(self, home: Path) -> MemoryFile:
-        """Show what the home remembers of the run, and return the file to ``keep`` it in."""
-        with self._lock:
-            self._memory = load(home, self._view.run.id)
-            self._view.contributions, self._view.samples = self._memory.contributions, self._memory.samples
-        return MemoryFile(home)
+    def remember(self, home: Path) -> None:
+        """Show what the home remembers of the run, and save it there."""
+        self._memory = PageMemory.load(home, self._view.run.id)
+        self._view.contributions, self._view.samples = self._memory.contributions, self._memory.samples
 
-    def save(self, file: MemoryFile, say: Say) -> None:
+    def save(self, say: Say) -> None:
         """Save what the page remembers; tell the owner if that fails."""
-        with self._lock:
-            content = self._memory.to_bytes()
         try:
-            file.save(content)
+            self._memory.save()
         except OSError as error:
             say("bootstrap", f"contributions and texts could not be saved: {error.strerror}")
 
-    async def keep(self, file: MemoryFile, say: Say) -> None:
+    async def keep(self, say: Say) -> None:
         """Save periodically, until cancelled."""
         while True:
             await asyncio.sleep(SAVE_S)
-            self.save(file, say)
+            self.save(say)
 
     def failed(self, why: str) -> None:
-        with self._lock:
-            row = FailureRow(self._view.next_serial(), self._wall(), "", words(why))
-            self._view.add(row)
-        for tell in self._tells:
-            tell({"kind": "failure", **plain(row)})
+        row = FailureRow(self._view.next_serial(), self._wall(), "", words(why))
+        self._view.add(row)
 
     def meet(self, records: Iterable[Presence], total: int | None) -> None:
         """Update the live peers.
@@ -155,33 +138,28 @@ class SwarmView:
                 and other peers stay until their records expire.
         """
         now = self._wall()
-        with self._lock:
-            self._take(records, total is None, now)
-            self._view.place([self._row(each, now) for each in self._records.values()], total, now)
-            self._told = {peer: word for peer, word in self._told.items() if peer in self._records}
-            self._texts.keep(set(self._told))
-            self._sum_up(now)
+        self._take(records, total is None, now)
+        self._view.place([self._row(each, now) for each in self._records.values()], total, now)
+        self._told = {peer: word for peer, word in self._told.items() if peer in self._records}
+        self._texts.keep(set(self._told))
+        self._sum_up(now)
 
     def told(self, peer: PeerId, row: Mapping[str, Any], news: Sequence[Any]) -> None:
         """Take a peer's report."""
-        now, events = self._wall(), list[dict[str, Any]]()
-        with self._lock:
-            if peer not in self._records:
-                return  # it has left
-            self._told[peer] = Report(now, row)
-            known = self._row(self._records[peer], now)
-            self._view.renew(known, now)
-            self._draw(known, now)
-            if (work := self._contributions.read(peer, row, known.nickname, self._progress, now)) is not None:
-                self._view.contributions.take(work)
-            if isinstance(text := row.get("sample"), str):
-                self._texts.told(SampleText(now, peer, known.step, "", paragraph(text), known.progress))
-                self._show_text()
-            for each in news:
-                events += self._news(peer, each, now)
-        for tell in self._tells:
-            for event in events:
-                tell(event)
+        now = self._wall()
+        if peer not in self._records:
+            return  # it has left
+        self._told[peer] = Report(now, row)
+        known = self._row(self._records[peer], now)
+        self._view.renew(known, now)
+        self._draw(known, now)
+        if (work := reported(RunId(self._view.run.id), peer, row, known.nickname, self._progress, now)) is not None:
+            self._view.contributions.take(work)
+        if isinstance(text := row.get("sample"), str):
+            self._texts.told(SampleText(now, peer, known.step, "", paragraph(text), known.progress))
+            self._show_text()
+        for each in news:
+            self._news(peer, each, now)
 
     def forget(self, peer: PeerId, is_withdrawn: bool = False) -> None:
         """Remove the figures, curve and text of a peer that stopped reporting; its past events stay.
@@ -190,22 +168,20 @@ class SwarmView:
             is_withdrawn: its owner does not share figures any more: its contribution and all its texts go, too.
         """
         now = self._wall()
-        with self._lock:
-            if is_withdrawn:
-                self._view.contributions.forget(peer)
-                self._view.samples.forget(peer)
-            if self._told.pop(peer, None) is None:
-                return
-            self._view.curves.pop(peer, None)
-            self._texts.forget(peer, now)
-            self._show_text()
-            if peer in self._records:
-                self._view.renew(self._row(self._records[peer], now), now)
-            self._sum_up(now)
+        if is_withdrawn:
+            self._view.contributions.forget(peer)
+            self._view.samples.forget(peer)
+        if self._told.pop(peer, None) is None:
+            return
+        self._view.curves.pop(peer, None)
+        self._texts.forget(peer, now)
+        self._show_text()
+        if peer in self._records:
+            self._view.renew(self._row(self._records[peer], now), now)
+        self._sum_up(now)
 
     def document(self) -> dict[str, Any]:
-        with self._lock:
-            return self._view.document(self._wall())
+        return self._view.document(self._wall())
 
     async def ask(self, transport: Transport, random: Random) -> None:
         """Ask peers for their figures, until cancelled. Survives NetworkError and RemoteError."""
@@ -224,8 +200,7 @@ class SwarmView:
             while True:
                 now = loop.time()
                 self._not_before = {peer: until for peer, until in self._not_before.items() if until > now}
-                with self._lock:
-                    due = {each.peer: each.addresses for each in self._records.values()}
+                due = {each.peer: each.addresses for each in self._records.values()}
                 waiting = [peer for peer in due if peer not in self._not_before | dict.fromkeys(tellers | others)]
                 for among, most in ((tellers, MAX_ASKED), (others, AT_ONCE)):
                     ready = [peer for peer in waiting if (peer in self._told) is (among is tellers)]
@@ -247,8 +222,6 @@ class SwarmView:
             return False
         self.told(peer, *answer)
         return True
-
-    # --- under the lock ---------------------------------------------------------------------------------------------
 
     @property
     def _progress(self) -> float:
@@ -273,17 +246,9 @@ class SwarmView:
 
     def _row(self, record: Presence, now: float) -> PeerRow:
         """Return a peer's row; its last report gives the age by our clock, because the peer's clock may be wrong."""
-        word = self._told.get(record.peer)
-        seen_at = record.issued_at if word is None else max(record.issued_at, word.at)
-        base = PeerRow(
-            id=record.peer,
-            nickname=words(record.nickname, 32),
-            state=record.state.value,
-            step=record.step,
-            progress=min(record.progress, self._most_progress),
-            age_s=max(now - seen_at, 0.0),
-            path=address.way_to(record.addresses),
-        )
+        base, word = row_of_record(record, now, address.way_to(record.addresses)), self._told.get(record.peer)
+        age_s = base.age_s if word is None else min(base.age_s, max(now - word.at, 0.0))
+        base = replace(base, progress=min(base.progress, self._most_progress), age_s=age_s)
         return base if word is None else row_of(record.peer, word.row, base, self._most_progress)
 
     def _draw(self, row: PeerRow, now: float) -> None:
@@ -301,27 +266,24 @@ class SwarmView:
         if row.held_out is not None and (not curve.held_out.points or curve.held_out.points[-1][2] != row.held_out):
             curve.held_out.add(row.progress, now, row.held_out)
 
-    def _news(self, peer: PeerId, told: Any, now: float) -> list[dict[str, Any]]:
-        """Take one event of a peer, dated ``now`` at most; return the events for readers, none if it is malformed."""
+    def _news(self, peer: PeerId, told: Any, now: float) -> None:
+        """Take one event of a peer, dated ``now`` at most, unless it is malformed."""
         view = self._view
         match told:
             case ["exchange" | "failure" | "checkpoint" as kind, int(serial), at, *rest]:
                 if number(serial, 1) is None or number(at) is None:
-                    return []
+                    return
                 self._serials[peer] = serial  # also a lower one, after a restart
             case _:
-                return []
-        if kind == "exchange" and (made := self._exchange(peer, min(at, now), rest)) is not None:
-            view.add(made)
-            return [{"kind": "exchange", **plain(made)}]
+                return
         match kind, rest:
+            case "exchange", _:
+                if (made := self._exchange(peer, min(at, now), rest)) is not None:
+                    view.add(made)
             case "failure", [str(line)]:
-                failure = FailureRow(view.next_serial(), min(at, now), peer, words(line))
-                view.add(failure)
-                return [{"kind": "failure", **plain(failure)}]
+                view.add(FailureRow(view.next_serial(), min(at, now), peer, words(line)))
             case "checkpoint", [int(step)] if number(step) is not None:
                 view.add(CheckpointRow(view.next_serial(), min(at, now), peer, step))
-        return []
 
     def _exchange(self, peer: PeerId, at: float, told: Any) -> ExchangeRow | None:
         """Return an exchange; None if it is malformed, or if the partner, with the smaller id, reports it, too."""

@@ -23,7 +23,7 @@ recover."""
 
 TOLD_BY_NOTE: Mapping[str, tuple[str, str]] = {
     "told_daemon": ("p2pd died", ""),
-    "told_banned": ("put out", Refusal.BANNED.text),
+    "told_banned": ("put out", Refusal.BANNED),
     "told_wrong_clock": ("wrong clock", ""),
     "told_clock_jumped": ("clock jumped", ""),
     "told_network_changed": ("network changed", ""),
@@ -34,7 +34,7 @@ TOLD_BY_NOTE: Mapping[str, tuple[str, str]] = {
 
 TOLD_BY_OUTPUT: Mapping[str, str] = {
     "told_not_saved": r"\[save\] NOT saved, ",
-    "told_not_invited": rf"This run does not let this peer in: {Refusal.NO_INVITE.text}",
+    "told_not_invited": rf"This run does not let this peer in: {Refusal.NO_INVITE}",
 }
 """Figures of what owners were told, with a pattern for printed output where the event log may lack it: a failing disk
 holds the log, too, and a peer that is not admitted ends with an error instead of a note."""

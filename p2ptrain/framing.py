@@ -34,7 +34,7 @@ MAX_CHUNK_BYTES = 256 << 10
 MAX_MANIFEST_BYTES = 64 << 10
 """Largest manifest; a generated one has about 8 kB of TOML and 2 kB of JSON."""
 MAX_CERTIFICATE_BYTES = 640
-"""Maximum size of a membership certificate; with four invite issuers it has 545 bytes. Each conversation and each
+"""Maximum size of a membership certificate; usual ones have 355 bytes. Each conversation and each
 presence record carries one."""
 MAX_IDENTIFIER_CHARS = 64
 """Maximum length of a RunId or a peer id on the wire."""

@@ -35,8 +35,6 @@ CERTIFICATE_FILE = "badge"
 MAX_ASKED = 4
 """Nodes that a peer that is not admitted asks for the access list, bootstraps first; a dead one costs ten seconds.
 Guess: how often the first nodes are gone or outdated."""
-_CURED_BY_ANOTHER = (Refusal.NO_ROOM, Refusal.AHEAD)
-"""Refusals by one invite issuer that another issuer may lift."""
 _CURED_BY_INVITE = (Refusal.NO_INVITE, Refusal.NOT_GENUINE, Refusal.LATE, Refusal.REVOKED)
 
 
@@ -101,13 +99,13 @@ class AdmissionClient:
         if self.gate is None:
             return ""
         why = self._refusal
-        return f"admitted ({self.gate.policy})" if why is None else f"NOT admitted: {why.text}. {remedy(why, self._me)}"
+        return f"admitted ({self.gate.policy})" if why is None else f"NOT admitted: {why}. {remedy(why, self._me)}"
 
     async def enter(self, link: JoinLink | None) -> None:
         """Fetch the access list, and a certificate if the link has an invite, until this peer is admitted.
 
-        Returns at once if the certificate on disk still holds. Retries with backoff, and notes it, while no invite
-        issuer answers.
+        Returns at once if the certificate on disk still holds. Retries with backoff, and notes it, while the
+        invite's issuer does not answer.
 
         Raises:
             AdmissionError: the run does not admit this peer.
@@ -128,7 +126,7 @@ class AdmissionClient:
             if why in _CURED_BY_INVITE and credential is not None:
                 try:
                     why = await self._request_certificate(gate, credential)
-                except NetworkError as error:
+                except (NetworkError, RemoteError) as error:
                     pause_s = next(pauses_s)
                     self._notebook.note("no badge", why=str(error), seconds=pause_s)
                     await asyncio.sleep(pause_s)
@@ -136,7 +134,7 @@ class AdmissionClient:
             elif not answered and not gate.access_list.serial:
                 return  # no access list was found, and it may name us: partners decide
             if why is not None:
-                raise AdmissionError(f"This run does not let this peer in: {why.text}.", remedy(why, self._me))
+                raise AdmissionError(f"This run does not let this peer in: {why}.", remedy(why, self._me))
 
     async def update(self) -> None:
         """Keep our access list and the DHT's in sync until cancelled."""
@@ -163,33 +161,20 @@ class AdmissionClient:
         return answered
 
     async def _request_certificate(self, gate: Gate, credential: InviteCredential) -> Refusal | None:
-        """Ask the invite's issuers for a certificate; return why we are not admitted, or None.
+        """Ask the invite's issuer for a certificate; return why we are not admitted, or None.
 
-        An issuer with a newer access list or a better clock may grant what another refuses. USED_UP is final, so that
-        asking several issuers does not multiply an invite's uses. Raises NetworkError if no issuer answered.
+        Raises NetworkError and RemoteError if it gave no valid answer.
         """
-        failures: list[str] = []
-        refusal: Refusal | None = None
-        for issuer in credential.invite.issuers:
-            addresses = self._connection.node.known.get(issuer, ())
-            try:
-                made = await come_in(self._admission_transport(), issuer, addresses, credential, gate, self._me)
-            except (NetworkError, RemoteError) as error:
-                failures.append(str(error))
-                continue
-            if made is Refusal.USED_UP:
-                return made
-            why = made if isinstance(made, Refusal) else gate.refusal(self._me, made.encode(), wall())
-            if why is not None or isinstance(made, Refusal):
-                refusal = refusal or why
-                continue
+        addresses = self._connection.node.known.get(credential.invite.issuer, ())
+        made = await come_in(self._admission_transport(), addresses, credential, gate, self._me)
+        if isinstance(made, Refusal):
+            return made
+        why = gate.refusal(self._me, made.encode(), wall())
+        if why is None:
             gate.certificate = made.encode()
             self._home.write(self._home.path / CERTIFICATE_FILE, gate.certificate)
-            self._notebook.note("let in", peer=issuer, invite=credential.invite.id)
-            return None
-        if refusal is None or (failures and refusal in _CURED_BY_ANOTHER):
-            raise NetworkError("; ".join([*failures, *([] if refusal is None else [refusal])]))
-        return refusal
+            self._notebook.note("let in", peer=credential.invite.issuer, invite=credential.invite.id)
+        return why
 
     def _admission_transport(self) -> Transport:
         return self._connection.speaking(ADMISSION_PROTOCOL, LIMITS)
@@ -209,7 +194,7 @@ class AdmissionClient:
         self._notebook.note("rulings", serial=access_list.serial, **counts)
         before, why = self._refusal, self._check(self.gate)
         if why is not None and why is not before:
-            self._notebook.note("put out", why=why.text, remedy=remedy(why, self._me))
+            self._notebook.note("put out", why=why, remedy=remedy(why, self._me))
 
     def _check(self, gate: Gate) -> Refusal | None:
         """Return why we are not admitted now, and keep it for ``status``."""

@@ -362,13 +362,10 @@ def generate(home: Path, text: str, tokens: int, temperature: float, seed: int) 
 def contributions(home: Path, file: Path | None, as_json: bool) -> None:
     """Check the receipts in HOME and add up those whose signatures hold."""
     from peer.home import Home
-    from peer.ledger import exchanges_by_path, proved, table
+    from peer.ledger import proved, table
 
     result = proved(Home(home), file)
     if as_json:
         click.echo(json.dumps(asdict(result)))
         return
     click.echo("\n".join(table(result)))
-    if file is None and (paths := exchanges_by_path(Home(home).events)):
-        ways = "; ".join(f"{count:,} {path}" for path, count in paths.most_common())
-        click.echo(f"paths of its exchanges, by its own event log: {ways}")

@@ -1,7 +1,13 @@
-"""Collection of partners' signatures under what a running peer contributed (``p2ptrain.receipts``).
+"""Receipts of what a running peer and its partners contributed (``p2ptrain.receipts``), signed in both directions.
 
-Unsigned contributions are lost when either process ends. A peer that leaves therefore asks once more; a partner asks
-in return, and the leaving peer waits for that.
+One conversation per link of the receipt protocol::
+
+    asks      ["mine", step, tokens]
+    answers   ["receipt", receipt, step, tokens]
+    asks      ["receipt", receipt]                an empty receipt: there is nothing to sign
+
+Step and tokens are the sender's own. Receipts are best effort: exchanges neither wait for them nor depend on them.
+Counts end with the process, so a peer that leaves asks all its partners once more.
 """
 
 from __future__ import annotations
@@ -10,43 +16,43 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
-from math import inf
 from random import Random
 
 from p2ptrain.base.background import in_background
-from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.clock import wall
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, RunId, short
 from p2ptrain.base.logging_setup import reporting
-from p2ptrain.net.receipt_service import ReceiptService, ask_to_sign
+from p2ptrain.net.links import Limits, origin_of
+from p2ptrain.net.rate_limiter import SlidingWindowLimit
+from p2ptrain.net.rpc import receive_message, send_message
 from p2ptrain.ports import Clock, Link, Notebook, Transport
-from p2ptrain.receipts import MAX_PARTNERS, Book, Objection, Receipt
-from p2ptrain.statements import Sign
+from p2ptrain.receipts import MAX_RECEIPT_BYTES, Book, Receipt
+from p2ptrain.statements import Sign, is_count
 from p2ptrain.swarm.events import Commit
 from p2ptrain.swarm.rules import GOODBYE_S
 from peer.ledger import Ledger
 
 logger = logging.getLogger(__name__)
 
+RECEIPT_PROTOCOL = "/p2ptrain/receipts/2"
+
+LIMITS = Limits(idle_s=10.0, dial_s=10.0, inbound=8, inbound_per_peer=1)
+"""A conversation has a kilobyte. Guess: receipts per minute in a large swarm would settle it."""
+DEADLINE_S = 20.0
+"""Timeout of a conversation, dialing included. Guess: response times over relays would settle it."""
 TICK_S = 1.0
 """Interval of the question whom to ask, in seconds."""
+LAST_TICK_S = 0.05
+"""Interval of that question in a peer that leaves, in seconds."""
 AT_ONCE = 16
 """Most partners that are asked at the same time; at the end those of the latest exchanges come first."""
-LAST_TRY_S = 0.1
-"""Interval of the last claims of a peer that leaves."""
-LAST_TRIES = 4
-"""Most claims in a row of which a partner may object to all but the last, since it has not counted as much as we."""
-RETURNS = 10
-"""Most such intervals in which it waits for the claims that partners make in return. Guess: their response times."""
-LAST_WORD_S = 0.3
-"""Time for the last signature to arrive, a round trip. Guess: measure how many are lost."""
-RETURN_S = 1.0
-"""Shortest time between two claims that are made because the partner has just made one."""
+_ABOUT = "a receipt"
+_MAX_BYTES = MAX_RECEIPT_BYTES + 64
 
 
 class Contributions:
-    """Counts exchanges, asks partners to sign receipts, and signs theirs. Runs in the loop.
+    """Counts exchanges, and exchanges receipts with partners. Runs in the loop.
 
     Args:
         position: returns this peer's outer step and its tokens.
@@ -63,8 +69,7 @@ class Contributions:
         wall: Clock = wall,
         random: Random | None = None,
     ) -> None:
-        self._book = Book(run, me)
-        self._sign = sign
+        self._book = Book(run, me, sign)
         self._ledger = ledger
         self._position = position
         self._notebook = notebook
@@ -72,26 +77,26 @@ class Contributions:
         self._random = random or Random()
         self._is_full = False
         self._asking: dict[PeerId, asyncio.Task[None]] = {}
-        self._signers: set[PeerId] = set()  # partners that have signed something since this peer began to leave
-        self._returned: BoundedDict[PeerId, float] = BoundedDict(MAX_PARTNERS)
-        """When a partner was last asked because it had asked, on the loop's clock."""
-        self._transport: Callable[[], Transport] | None = None
+        self._answering = 0
+        """Conversations that partners began."""
+        self._allowance = SlidingWindowLimit(overall=360, each=12, window_s=60.0)
+        """Rate limit; an honest peer asks each partner a few times per minute. Guess: receipts per minute in a large
+        swarm would settle it."""
         last = ledger.newest()
         self.newest = last if last is not None and last.peer == me else None
         """Newest receipt, of an earlier session at first; None: there is none yet."""
-        self.notary = ReceiptService(run, self._book, sign, wall)
 
     @property
     def of_partners(self) -> list[Receipt]:
-        """Claims of partners that this peer countersigned, the last one of each."""
-        return self._book.countersigned()
+        """The newest receipt that this peer signed for each partner."""
+        return self._book.signed()
 
     def exchanged(self, commit: Commit) -> None:
         self._book.exchanged(commit.link.peer, commit.sent_bytes, commit.received_bytes, self._wall())
 
     def given(self, partner: PeerId, size: int) -> None:
-        """Count ``size`` bytes of our weights sent to a newcomer."""
-        self._book.served(partner, size, self._wall())
+        """Take note of weights sent to a newcomer, which counts their size."""
+        self._book.served(partner, self._wall())
 
     def taken(self, partner: PeerId, size: int) -> None:
         """Count ``size`` bytes of weights received from a donor."""
@@ -99,93 +104,102 @@ class Contributions:
 
     @contextlib.asynccontextmanager
     async def gathering(self, transport: Callable[[], Transport]) -> AsyncIterator[None]:
-        """Claim receipts while the block runs, and everything else at its end.
+        """Exchange receipts while the block runs, and once more at its end.
 
         Args:
             transport: returns the transport to partners; raises NetworkError while there is none.
         """
-        self._transport = transport
         try:
-            async with in_background(self._run()):
+            async with in_background(self._run(transport)):
                 yield
         finally:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(GOODBYE_S):
-                    await self._ask_all()
-            self._transport = None
+                    while self._ask(transport, self._book.open()) or self._answering:
+                        await asyncio.sleep(LAST_TICK_S)
             for each in self._asking.values():
                 each.cancel()
 
     async def answer(self, link: Link) -> None:
-        """Answer a partner's request, and soon ask in return. Raises NetworkError and RemoteError."""
-        await self.notary.answer(link)
-        now = asyncio.get_running_loop().time()
-        if now - self._returned.get(link.peer, -inf) >= RETURN_S:
-            self._returned[link.peer] = now
-            self._ask(link.peer, is_last=True)
+        """Exchange receipts with a partner that asks, over any link. Raises NetworkError and RemoteError."""
+        self._answering += 1
+        try:
+            await self._answer(link)
+        finally:
+            self._answering -= 1
+        await link.close()
 
-    async def _run(self) -> None:
+    async def ask(self, transport: Transport, partner: PeerId) -> None:
+        """Exchange receipts with a partner. Raises NetworkError and RemoteError."""
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                link = await transport.open(partner, [])  # without addresses: an exchange has just connected us
+                try:
+                    position = self._position()
+                    await send_message(link, ["mine", *position])
+                    match await receive_message(link, _ABOUT, _MAX_BYTES):
+                        case ["receipt", bytes(body), step, tokens] if is_count(step) and is_count(tokens):
+                            self._keep(body, partner, position)
+                            await send_message(link, ["receipt", self._signed(partner, step, tokens)])
+                        case _:
+                            raise RemoteError("expected a receipt, got something else")
+                finally:
+                    await link.close()
+        except TimeoutError:
+            raise NetworkError(f"{short(partner)} signed no receipt within {DEADLINE_S:.0f} s") from None
+
+    async def _run(self, transport: Callable[[], Transport]) -> None:
         while True:
             await asyncio.sleep(TICK_S * self._random.uniform(0.75, 1.25))
-            for partner in self._book.due(self._wall()):
-                self._ask(partner)
+            self._ask(transport, self._book.due(self._wall()))
 
-    async def _ask_all(self) -> None:
-        """Ask all partners until nothing is open, and let those that answer ask, too."""
-        self._signers.clear()
-        while partners := self._book.open()[:AT_ONCE]:
-            for partner in partners:
-                self._ask(partner, is_last=True)
-            await asyncio.sleep(LAST_TRY_S)
-        for _ in range(RETURNS):
-            if not any(map(self._book.is_owed, self._signers)):
-                break
-            await asyncio.sleep(LAST_TRY_S)
-        await asyncio.sleep(LAST_WORD_S if self._signers else 0.0)
+    def _ask(self, transport: Callable[[], Transport], partners: list[PeerId]) -> bool:
+        """Start asking partners, unless they are being asked or many are; return whether any is being asked."""
+        for partner in partners:
+            if partner not in self._asking and len(self._asking) < AT_ONCE:
+                task = self._asking[partner] = asyncio.create_task(self._try_to_ask(transport, partner))
+                task.add_done_callback(reporting("a receipt"))
+        return bool(self._asking)
 
-    def _ask(self, partner: PeerId, is_last: bool = False) -> None:
-        """Start asking a partner, unless it is being asked, or many are."""
-        if self._transport is not None and partner not in self._asking and len(self._asking) < AT_ONCE:
-            task = self._asking[partner] = asyncio.create_task(self._try_to_claim(self._transport, partner, is_last))
-            task.add_done_callback(lambda _: self._asking.pop(partner, None))
-            task.add_done_callback(reporting("a claim"))
-
-    async def _try_to_claim(self, transport: Callable[[], Transport], partner: PeerId, is_last: bool) -> None:
-        for _ in range(LAST_TRIES if is_last else 1):
-            try:
-                await self.claim(transport(), partner, is_last)
-                break
-            except NetworkError as error:
-                logger.info("no receipt of %s: %s", short(partner), error)
-                break
-            except RemoteError as error:
-                logger.info("no receipt of %s: %s", short(partner), error)
-            await asyncio.sleep(LAST_TRY_S)
-
-    async def claim(self, transport: Transport, partner: PeerId, is_last: bool = False) -> bool:
-        """Ask a partner to sign a receipt; False if there is nothing to sign. Raises NetworkError, RemoteError."""
-        step, tokens = self._position()
-        claim = self._book.claim(partner, step, tokens, self._wall(), self._sign, is_last)
-        if claim is None:
-            return False
+    async def _try_to_ask(self, transport: Callable[[], Transport], partner: PeerId) -> None:
+        self._book.close(partner)  # the next exchange asks again, for everything
         try:
-            answer = await ask_to_sign(transport, claim)
-        except (NetworkError, RemoteError):  # an invalid answer counts as none
-            self._book.unanswered(claim, self._wall())
-            raise
-        if isinstance(answer, Objection):
-            self._book.objected(claim, self._wall(), answer)
-            raise RemoteError(f"it does not sign our receipt: {answer}")
-        receipt = self._book.agreed(claim, answer)
-        if receipt is None:
-            self._book.objected(claim, self._wall())
-            raise RemoteError("its signature under our receipt does not hold")
-        self._keep(receipt)
-        return True
+            await self.ask(transport(), partner)
+        except (NetworkError, RemoteError) as error:
+            logger.info("no receipt of %s: %s", short(partner), error)
+        finally:
+            del self._asking[partner]
 
-    def _keep(self, receipt: Receipt) -> None:
+    async def _answer(self, link: Link) -> None:
+        match await receive_message(link, _ABOUT, _MAX_BYTES):
+            case ["mine", step, tokens] if is_count(step) and is_count(tokens):
+                pass
+            case _:
+                raise RemoteError("expected a request for a receipt, got something else")
+        if not self._allowance.take(link.peer, asyncio.get_running_loop().time(), origin_of(link)):
+            raise NetworkError(f"{short(link.peer)} sent too many requests for receipts")
+        position = self._position()
+        self._book.close(link.peer)
+        await send_message(link, ["receipt", self._signed(link.peer, step, tokens), *position])
+        match await receive_message(link, _ABOUT, _MAX_BYTES):
+            case ["receipt", bytes(body)]:
+                self._keep(body, link.peer, position)
+            case _:
+                raise RemoteError("expected a receipt, got something else")
+
+    def _signed(self, partner: PeerId, step: int, tokens: int) -> bytes:
+        """Return a receipt for a partner; empty if it did nothing with us."""
+        receipt = self._book.receipt(partner, step, tokens, self._wall())
+        return b"" if receipt is None else receipt.encode()
+
+    def _keep(self, body: bytes, partner: PeerId, position: tuple[int, int]) -> None:
+        """Check and save a partner's receipt; an empty one counts as none. Raises RemoteError."""
+        if not body:
+            return
+        receipt = Receipt.decode(body)
+        if not self._book.is_ours(receipt, partner, *position):
+            raise RemoteError("its receipt is not what we asked for")
         self.newest = receipt
-        self._signers.add(receipt.partner)
         try:
             self._ledger.add(receipt)
         except OSError as error:

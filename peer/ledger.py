@@ -1,7 +1,7 @@
 """A peer's receipts on disk, and what they prove (``p2ptrain.receipts``).
 
 ``HOME/contributions.jsonl`` has one receipt per line, ``contributions.1.jsonl`` the older ones: two files of at most
-256 MiB each. The event log tells by which paths its exchanges went.
+256 MiB each.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ import contextlib
 import json
 import os
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from p2ptrain.base import files
 from p2ptrain.base.errors import HomeError, RemoteError
-from p2ptrain.page.view import PUNCHED
 from p2ptrain.receipts import Receipt, Total, from_json, to_json, total
 from peer.home import Home, check_no_other
 from peer.messages import size
@@ -119,27 +117,3 @@ def table(result: Total) -> list[str]:
         *(f"  {peer}: {_count(exchanges, 'exchange')}" for peer, exchanges in partners),
         *(f"NOT counted, {_count(count, 'receipt')}: {why}" for why, count in result.faulty.items()),
     ]
-
-
-def exchanges_by_path(log: Path) -> Counter[str]:
-    """Count the exchanges in a peer's event log, of at most two files, by path. What cannot be read is left out."""
-    found: Counter[str] = Counter()
-    for file in (log.with_suffix(".1.jsonl"), log):
-        with contextlib.suppress(OSError), file.open(encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                if '"exchanged"' in line and (path := _path_of(line)):
-                    found[path] += 1
-    return found
-
-
-def _path_of(line: str) -> str:
-    """Return the path of an exchange; empty for another line."""
-    with contextlib.suppress(ValueError, RecursionError):
-        match json.loads(line):
-            case {"kind": "exchanged", "relay": _}:
-                return "through a relay"
-            case {"kind": "exchanged", "punched": True}:
-                return PUNCHED
-            case {"kind": "exchanged"}:
-                return "direct"
-    return ""

@@ -11,8 +11,7 @@ from p2ptrain.base.clock import steady
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net.figures_service import FIGURES_PROTOCOL, LIMITS, FiguresService, Telling
 from p2ptrain.page.listen_address import ListenAddress
-from p2ptrain.page.memory import MemoryFile
-from p2ptrain.page.memory import load as load_memory
+from p2ptrain.page.memory import PageMemory
 from p2ptrain.page.server import PageServer
 from p2ptrain.ports import Notebook
 from peer.contributions import Contributions
@@ -64,7 +63,6 @@ class Sharing:
             server = PageServer(self.listen_address, self.state.document)
             server.bind()
             start(server.serve())
-            self.state.on_event(server.tell)
             notebook.note("page", url=server.address)
             if server.url != server.address:
                 self.show(f"[page] open it with its token: {server.url}")
@@ -75,7 +73,7 @@ class Sharing:
         self.state.set_run(signed, parameters, lambda: _join(signed, home, local))
         foreign = home.foreign_tokens()
         self.state.set_sources(Sources(record.figures, self.owner.measured, self.owner.traffic, foreign))
-        self.state.remember(load_memory(home.path, signed.run_id), MemoryFile(home.path))
+        self.state.remember(PageMemory.load(home.path, signed.run_id))
         self.state.shared_while(lambda: self.is_shared)
         record.is_watched = self.is_watched
 

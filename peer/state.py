@@ -19,7 +19,7 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.net import address
 from p2ptrain.page.contributors import Contribution
-from p2ptrain.page.memory import MemoryFile, PageMemory
+from p2ptrain.page.memory import PageMemory
 from p2ptrain.page.samples import SampleText
 from p2ptrain.page.untrusted import paragraph, words
 from p2ptrain.page.view import (
@@ -32,6 +32,7 @@ from p2ptrain.page.view import (
     RunFacts,
     View,
     plain,
+    row_of_record,
 )
 from p2ptrain.receipts import Receipt
 from p2ptrain.swarm import Presence
@@ -78,8 +79,6 @@ TIME_FIGURES = ("swarm_tokens_per_s", "remaining_s", "shortened_s")
 RECENT = 10
 """Number of exchanges whose median distance is shown as the disagreement."""
 
-EventListener = Callable[[dict[str, Any]], None]
-
 
 @dataclass(frozen=True, slots=True)
 class Sources:
@@ -116,7 +115,6 @@ class StatusView:
         self._sources: Sources | None = None
         self._device: str | None = None
         self._distances: deque[float] = deque(maxlen=RECENT)
-        self._listeners: list[EventListener] = []
         self._join: Callable[[], str] = str
         self._shares: Callable[[], bool] = lambda: False
         self._unshared_serial = 0
@@ -125,15 +123,10 @@ class StatusView:
         """Failures that others may see: serial, time, line."""
         self._receipt: Receipt | None = None
         self._memory = PageMemory()
-        self._file: MemoryFile | None = None
 
     def shared_while(self, shares: Callable[[], bool]) -> None:
         """Show others only what happens while ``shares()`` is true; the noting thread calls it."""
         self._shares = shares
-
-    def on_event(self, listener: EventListener) -> None:
-        """Call ``tell`` with every later exchange and failure, in the noting thread."""
-        self._listeners.append(listener)
 
     def set_run(self, signed: SignedManifest, parameters: int, join: Callable[[], str]) -> None:
         """Set the run, and the function that returns the join command, which every ``document`` calls."""
@@ -152,10 +145,10 @@ class StatusView:
     def set_sources(self, sources: Sources) -> None:
         self._sources = sources
 
-    def remember(self, memory: PageMemory, file: MemoryFile) -> None:
+    def remember(self, memory: PageMemory) -> None:
         """Show what the home remembers, and save it at each new text and each checkpoint."""
         with self._lock:
-            self._memory, self._file = memory, file
+            self._memory = memory
             self._view.samples, self._view.contributions = memory.samples, memory.contributions
             self._view.sample = memory.samples.texts[-1] if memory.samples.texts else None
 
@@ -173,12 +166,9 @@ class StatusView:
     def on_note(self, kind: str, fields: dict[str, Any]) -> None:
         is_shared = self._shares()
         with self._lock:
-            event = self._record(kind, fields, self._wall())
+            self._record(kind, fields, self._wall())
             if not is_shared:
                 self._unshared_serial = self._view.last_serial
-        if event is not None:
-            for listener in self._listeners:
-                listener(event)
 
     def update_peers(self, records: Sequence[Presence], way_to: Callable[[PeerId], str]) -> None:
         """Update the live peers from their presence records, and the traffic curve. Call it periodically.
@@ -187,7 +177,7 @@ class StatusView:
             way_to: returns the path of the latest link with a peer; empty if its record tells enough.
         """
         now = self._wall()
-        rows = [row_of(each, now, way_to(each.peer)) for each in records]
+        rows = [row_of_record(each, now, way_to(each.peer) or address.way_to(each.addresses)) for each in records]
         with self._lock:
             self._view.place([self._own_row(), *rows], total=len(rows) + 1, at=now)
             self._contribute(now)
@@ -230,12 +220,11 @@ class StatusView:
 
     # --- under the lock ---------------------------------------------------------------------------------------------
 
-    def _record(self, kind: str, fields: Mapping[str, Any], now: float) -> dict[str, Any] | None:
-        """Take in a note; return the event for the listeners of ``on_event``, if any."""
+    def _record(self, kind: str, fields: Mapping[str, Any], now: float) -> None:
         view = self._view
         match kind:
             case "exchanged":
-                return self._exchanged(fields, now)
+                self._exchanged(fields, now)
             case "progress" if "loss" in fields:
                 if (curve := view.curve(view.me, self._nickname)) is not None:
                     curve.train.add(float(fields["progress"]), now, float(fields["loss"]))
@@ -256,10 +245,8 @@ class StatusView:
                 view.add(row)
                 if kind in SHAREABLE:
                     self._shared_failures.append((row.n, now, words(without_places(text))))
-                return {"kind": "failure", **plain(row)}
-        return None
 
-    def _exchanged(self, fields: Mapping[str, Any], now: float) -> dict[str, Any]:
+    def _exchanged(self, fields: Mapping[str, Any], now: float) -> None:
         view, distance = self._view, float(fields.get("distance", 0.0))
         row = ExchangeRow(
             n=view.next_serial(),
@@ -274,7 +261,6 @@ class StatusView:
         view.add(row)
         self._distances.append(distance)
         view.disagreement.add(self._figure("progress"), now, median(self._distances))
-        return {"kind": "exchange", **plain(row)}
 
     def _own_contribution(self) -> dict[str, Any]:
         """Return what this peer says that it did, and its newest receipt as evidence."""
@@ -286,7 +272,7 @@ class StatusView:
             "contributed": max(int(figures.get("tokens") or 0) - sources.foreign_tokens, 0),
             "trained_s": figures.get("trained_s"),
         }
-        return told if receipt is None else told | {"receipt": receipt.encode_agreed()}
+        return told if receipt is None else told | {"receipt": receipt.encode()}
 
     def _contribute(self, now: float) -> None:
         """Update this peer's own contribution and the measured speed of the run."""
@@ -301,10 +287,8 @@ class StatusView:
         table.observe(self._figure("progress"), now)
 
     def _save(self) -> None:
-        if self._file is None:
-            return
         try:
-            self._file.save(self._memory.to_bytes())
+            self._memory.save()
         except OSError as error:
             logger.warning("what the page remembers could not be saved: %s", error)
 
@@ -354,16 +338,3 @@ class StatusView:
             for name, value in found.items()
             if isinstance(value, int | float) and name not in ("step", "progress", "age_s")
         }
-
-
-def row_of(record: Presence, now: float, path: str) -> PeerRow:
-    """Return the page's row for a presence record, whose claims are unverified; ``path`` may be empty."""
-    return PeerRow(
-        id=record.peer,
-        nickname=words(record.nickname, 32),
-        state=record.state.value,
-        step=record.step,
-        progress=record.progress,
-        age_s=max(now - record.issued_at, 0.0),
-        path=path or address.way_to(record.addresses),
-    )

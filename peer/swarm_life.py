@@ -17,8 +17,6 @@ from p2ptrain.manifest import SignedManifest
 from p2ptrain.net.driver import DriverEnvironment
 from p2ptrain.net.file_service import FILES_PROTOCOL, FileServer
 from p2ptrain.net.file_service import LIMITS as FILES_LIMITS
-from p2ptrain.net.receipt_service import LIMITS as RECEIPT_LIMITS
-from p2ptrain.net.receipt_service import RECEIPT_PROTOCOL
 from p2ptrain.net.weight_download import Downloader
 from p2ptrain.net.weight_server import COPIES_PROTOCOL, WeightServer
 from p2ptrain.net.weight_server import LIMITS as COPIES_LIMITS
@@ -27,7 +25,8 @@ from p2ptrain.swarm import Presence
 from p2ptrain.swarm.events import Event, LeaveRequested, TrainingEnded
 from peer.admission_client import AdmissionClient
 from peer.assembly import TrainingSession
-from peer.contributions import Contributions
+from peer.contributions import LIMITS as RECEIPT_LIMITS
+from peer.contributions import RECEIPT_PROTOCOL, Contributions
 from peer.ledger import Ledger
 from peer.network_stack import NetworkStack
 from peer.participation import Participation, TrainerControl

@@ -18,9 +18,10 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.page.listen_address import ListenAddress
 from p2ptrain.page.server import PageServer
 from p2ptrain.page.untrusted import words
-from p2ptrain.page.view import ExchangeRow, FailureRow, PeerRow, RunFacts, View, plain
+from p2ptrain.page.view import ExchangeRow, FailureRow, PeerRow, RunFacts, View
 from p2ptrain.ports import Notebook
 from sim.errors import ScenarioError
+from sim.page_thread import in_thread
 from sim.population import Member
 from sim.report import SimulationReport
 from sim.scenario import Scenario
@@ -29,8 +30,6 @@ from sim.simulation import Progress, Simulation
 
 LOOK_S = 0.5
 """Seconds of real time between two updates, as often as the page refreshes (``page.server``)."""
-MOST_EVENTS = 25
-"""Most exchanges sent to viewers between two updates; nobody could follow more."""
 MEAN = ""
 """Curve key of the average of all peers, which belongs to no peer."""
 
@@ -53,18 +52,16 @@ class SimulationView:
         self._seen = 0
         self._points = 0
         self._next_look = 0.0
-        self._events_left = MOST_EVENTS
         self._carried = (0.0, 0, 0)
         """Simulated seconds, and bytes sent and received by all peers, at the last update."""
         self._flow = (0.0, 0.0)
         """Bytes sent and received per simulated second, between the last two updates."""
-        self.tell: Callable[[dict[str, Any]], None] = lambda event: None
 
     def look(self, again: bool = True) -> None:
         """Update the view, at most every ``LOOK_S`` seconds; the last update (``again`` False) is always made."""
         if again and time.monotonic() < self._next_look:
             return
-        self._next_look, self._events_left = time.monotonic() + LOOK_S, MOST_EVENTS
+        self._next_look = time.monotonic() + LOOK_S
         members, now = self._simulation.population.members, self._simulation.world.now
         for member in members[self._seen :]:
             member.peer.notebook = _NoteListener(member.peer.peer, member.peer.notebook, self)
@@ -91,17 +88,11 @@ class SimulationView:
             return
         now = self._simulation.world.now
         with self._lock:
-            row: Any
             if kind == "exchanged":
                 peer, seconds, size = fields["peer"], fields["seconds"], fields["size_bytes"]
-                row = ExchangeRow(self._view.next_serial(), now, who, peer, seconds=seconds, bytes=size)
-                self._view.add(row)
+                self._view.add(ExchangeRow(self._view.next_serial(), now, who, peer, seconds=seconds, bytes=size))
             else:
-                row = FailureRow(self._view.next_serial(), now, who, words(f"{kind}: {fields['why']}"))
-                self._view.add(row)
-        if self._events_left:
-            self._events_left -= 1
-            self.tell({"kind": "exchange" if kind == "exchanged" else "failure", **plain(row)})
+                self._view.add(FailureRow(self._view.next_serial(), now, who, words(f"{kind}: {fields['why']}")))
 
     def _follow_the_observer(self) -> None:
         points = self._simulation.observer.points
@@ -198,9 +189,8 @@ def simulate_and_show(
         progress(share)
         view.look()
 
-    with PageServer(place, view.document) as server:
+    with in_thread(PageServer(place, view.document)) as server:
         say(f"Watch the simulation at {server.url}")
-        view.tell = server.tell
         simulation.run(looked)
         view.look(again=False)
         report = simulation.report(title)

@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from p2ptrain.page.metrics import COUNTS_OF_PEERS, OF_PEERS, TOTALS, exposition
+from p2ptrain.page.figures import OF_PEERS, OF_RECORDS, OF_RUNS
+from p2ptrain.page.metrics import exposition
 from p2ptrain.page.view import PeerRow, View
 
 DASHBOARD: dict[str, Any] = json.loads((Path(__file__).parent.parent / "docs" / "grafana.json").read_text())
@@ -69,8 +70,8 @@ def name_of(line: str) -> str:
 
 def test_what_is_exported_has_these_names() -> None:
     lines = scraped()
-    ours, of_peers = map(len, ([*TOTALS], [*OF_PEERS, *COUNTS_OF_PEERS]))
-    growing = sum(grows for _, _, grows in TOTALS.values())
+    ours, of_peers = len(OF_PEERS | OF_RUNS), len(OF_PEERS | OF_RECORDS)
+    growing = sum(figure.is_count for figure in OF_PEERS.values())
     assert len({name_of(line) for line in lines}) == 2 + ours + growing + of_peers
     assert 'p2ptrain_peer_outer_steps{peer="abcdef"} 3.0' in lines
     assert 'p2ptrain_peer_exchanges_total{peer="abcdef"} 4.0' in lines
@@ -91,5 +92,5 @@ def test_a_peer_tells_prometheus_of_itself_alone() -> None:
 def told_by(view: View, row: PeerRow) -> list[str]:
     """Return what a scrape of a peer's own page gets."""
     view.place([row, PeerRow("gone", state="gone")])
-    view.figures = dict.fromkeys(TOTALS, 1.0)
+    view.figures = dict.fromkeys(OF_PEERS | OF_RUNS, 1.0)
     return exposition(view.document(0.0)).decode().splitlines()

@@ -8,13 +8,13 @@ Access list  The author's signed list of admitted peers, banned peers and revoke
              travels through the DHT and between peers, and each peer keeps it on disk.
 Invite       The author's permission for the holder of a key to bring in a number of peers until a date. The secret half
              of that key is in the join link and is never sent.
-Certificate  An invite, a peer id signed with the invite's key, and the signature of an invite issuer that this happened
-             in time. A peer shows its certificate to its partners, and beside its presence record in the DHT.
+Certificate  An invite, a peer id signed with the invite's key, and the signature of the invite's issuer that this
+             happened in time. A peer shows its certificate to its partners, and beside its presence record in the DHT.
 ===========  ===========================================================================================================
 
-Invite issuers exist because a certificate is valid for the whole run but an invite only for days, and a peer that holds
-the invite's key could backdate its own signature. An issuer confirms the date and counts the uses; it cannot admit
-peers by itself. No secret is sent, so a copied certificate is of no use to another peer.
+An invite has an issuer, a bootstrap, because a certificate is valid for the whole run but an invite only for days, and
+a peer that holds the invite's key could backdate its own signature. The issuer confirms the date and counts the uses;
+it cannot admit peers by itself. No secret is sent, so a copied certificate is of no use to another peer.
 """
 
 from p2ptrain.admission.check import Refusal, refusal, remedy

@@ -17,7 +17,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2ptrain.admission.records import (
     MAX_ACCESS_LIST_NAMES,
-    MAX_ISSUERS,
     MAX_USES,
     AccessList,
     Invite,
@@ -60,7 +59,7 @@ def author_of(signed: SignedManifest) -> bytes:
 
 
 def invite(run: Path, link: JoinLink, lifetime_s: int, uses: int, now: float) -> tuple[JoinLink, Invite]:
-    """Make a join link with an invite, and return both. The nodes of the given link become the invite issuers.
+    """Make a join link with an invite, and return both. The first node of the given link becomes the issuer.
 
     Args:
         run: the run's directory.
@@ -80,10 +79,9 @@ def invite(run: Path, link: JoinLink, lifetime_s: int, uses: int, now: float) ->
     check_link(run, signed, link)
     if not 1 <= uses <= MAX_USES:
         raise AdmissionError(f"An invite brings in 1 to {MAX_USES:,} peers, not {uses}.", "Choose another --uses.")
-    issuers = dict.fromkeys(PeerId(each.rpartition("/p2p/")[2]) for each in link.addresses)
-    named = tuple(each for each in issuers if key_of(each) is not None)[:MAX_ISSUERS]
+    issuer = _peer(link.addresses[0].rpartition("/p2p/")[2])
     key = Ed25519PrivateKey.from_private_bytes(os.urandom(KEY_BYTES))
-    blank = Invite(key.public_key().public_bytes_raw(), int(now) + lifetime_s, uses, named)
+    blank = Invite(key.public_key().public_bytes_raw(), int(now) + lifetime_s, uses, issuer)
     issued = blank.signed(signed.run_id, read_key(run))
     return JoinLink(link.run_id, link.addresses, str(InviteCredential(issued, key.private_bytes_raw()))), issued
 

@@ -10,30 +10,17 @@ from p2ptrain.base.ids import PeerId
 
 
 class Refusal(StrEnum):
-    """The reason for a refusal. The values are sent over the wire; owners read ``text``."""
+    """The reason for a refusal, for the refused peer's owner. Part of the wire protocol: ASCII, at most 64 bytes."""
 
     BANNED = "the run's author has banned this peer"
     NOT_LISTED = "this peer is not on the run's list"
     NO_INVITE = "this peer shows no invite"
-    NOT_GENUINE = "its invite does not hold"
-    AHEAD = "its badge is dated in the future; check the clock"
+    NOT_GENUINE = "its membership certificate is invalid"
+    AHEAD = "its certificate is dated in the future; check the clock"
     LATE = "its invite had run out before it came"
     REVOKED = "the run's author has revoked the invite it came by"
     USED_UP = "its invite is used up"
-    NO_ROOM = "who answers for its invite counts too many others; another may"
-
-    @property
-    def text(self) -> str:
-        """The reason in words for the refused peer's owner."""
-        return _TEXTS.get(self, self.value)
-
-
-_TEXTS = {
-    Refusal.NOT_GENUINE: "its membership certificate is invalid",
-    Refusal.AHEAD: "its membership certificate is dated in the future; check the clock",
-    Refusal.NO_ROOM: "the bootstrap that issued its invite has no room for more peers; another one may",
-}
-"""Reasons whose values on the wire are not plain enough for owners."""
+    NO_ROOM = "the bootstrap that issued its invite has no room for more peers"
 
 
 def refusal(

@@ -30,7 +30,7 @@ class InviteRegister:
         self, invite: Invite, peer: PeerId, introduction: bytes, access_list: AccessList, now: float, sign: Sign
     ) -> tuple[int, bytes] | Refusal:
         """Attest the admission of a peer, or return why not. Repeated requests get the same answer."""
-        if self.me not in invite.issuers or not is_introduced(invite, self.run, peer, introduction):
+        if self.me != invite.issuer or not is_introduced(invite, self.run, peer, introduction):
             return Refusal.NOT_GENUINE
         if peer in access_list.banned:
             return Refusal.BANNED

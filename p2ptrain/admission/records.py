@@ -5,9 +5,9 @@ signatures cover the id of the run, which is not in the bytes.
 
 ::
 
-    invite        [key 32, expires_at, uses, [issuer, …], author's signature]
+    invite        [key 32, expires_at, uses, issuer, author's signature]
     introduction  the invite's key signs [run, peer]
-    certificate   [[invite], peer, introduction, issuer, witnessed_at, attestation]
+    certificate   [[invite], peer, introduction, witnessed_at, attestation]
     attestation   the issuer signs [run, invite's key, peer, witnessed_at]
     access list   [serial, issued_at, [admitted peer, …], [banned peer, …], [revoked invite, …], author's signature]
     credential    [[invite], secret 32]                                       in a join link, as base64url text
@@ -37,12 +37,10 @@ from p2ptrain.statements import (
     unpacked,
 )
 
-MAX_ISSUERS = 4
-"""Issuers of an invite; each adds 54 bytes to every certificate. Guess: count the bootstraps of real runs."""
 MAX_USES = 1000
 """Peers that one invite brings in. Guess: count the peers that real invites bring in."""
 MAX_INVITE_BYTES = 400
-"""Largest invite; with four issuers it has 346 bytes."""
+"""Largest invite; usual ones have 161 bytes."""
 MAX_ACCESS_LIST_NAMES = 1000
 """Names in an access list, all kinds together."""
 MAX_ACCESS_LIST_BYTES = 60_000
@@ -66,9 +64,9 @@ class Invite:
     expires_at: int
     """Seconds since 1970. Peers that an issuer has attested by then remain admitted."""
     uses: int
-    """Number of peers that each issuer admits with this invite."""
-    issuers: tuple[PeerId, ...]
-    """Issuers: nodes that may attest that a peer came in time."""
+    """Number of peers that the invite admits."""
+    issuer: PeerId
+    """Node that may attest that a peer came in time."""
     signature: bytes = b""
 
     @property
@@ -77,7 +75,7 @@ class Invite:
         return self.key[:8].hex()
 
     def fields(self) -> list[Any]:
-        return [self.key, self.expires_at, self.uses, list(self.issuers), self.signature]
+        return [self.key, self.expires_at, self.uses, self.issuer, self.signature]
 
     def signed(self, run: RunId, author: Ed25519PrivateKey) -> Invite:
         return replace(self, signature=signature(author, INVITE, [run, *self.fields()[:-1]]))
@@ -86,16 +84,15 @@ class Invite:
     def read(cls, raw: Any, run: RunId, author: bytes) -> Self:
         """Read an invite from decoded fields. Raises RemoteError unless this author signed it for this run."""
         match raw:
-            case [key, expires_at, uses, [*issuers], signed] if (
+            case [key, expires_at, uses, issuer, signed] if (
                 is_blob(key, KEY_BYTES)
                 and is_count(expires_at)
                 and is_count(uses, MAX_USES)
-                and 1 <= len(issuers) <= MAX_ISSUERS
-                and all(map(_is_peer, issuers))
+                and _is_peer(issuer)
                 and is_blob(signed, SIGNATURE_BYTES)
             ):
                 if holds(author, signed, INVITE, [run, *raw[:-1]]):
-                    return cls(key, expires_at, uses, tuple(issuers), signed)
+                    return cls(key, expires_at, uses, issuer, signed)
         raise RemoteError("an invite that the run's author did not sign")
 
 
@@ -150,13 +147,12 @@ class Certificate:
     invite: Invite
     peer: PeerId
     introduction: bytes
-    issuer: PeerId
     witnessed_at: int
     """Time of admission in seconds since 1970, by the issuer's clock."""
     attestation: bytes
 
     def encode(self) -> bytes:
-        own = [self.peer, self.introduction, self.issuer, self.witnessed_at, self.attestation]
+        own = [self.peer, self.introduction, self.witnessed_at, self.attestation]
         return packed([self.invite.fields(), *own])
 
     @classmethod
@@ -166,20 +162,20 @@ class Certificate:
         Raises RemoteError unless all three signatures are valid; times and bans are not checked.
         """
         match unpacked(body, MAX_CERTIFICATE_BYTES):
-            case [raw, peer, introduction, issuer, at, attestation] if (
+            case [raw, peer, introduction, at, attestation] if (
                 _is_peer(peer)
                 and is_blob(introduction, SIGNATURE_BYTES)
                 and is_count(at)
                 and is_blob(attestation, SIGNATURE_BYTES)
             ):
                 invite = Invite.read(raw, run, author)
-                key = key_of(issuer) if issuer in invite.issuers else None
+                key = key_of(invite.issuer)
                 if (
                     key is not None
                     and is_introduced(invite, run, peer, introduction)
                     and holds(key, attestation, ATTESTATION, [run, invite.key, peer, at])
                 ):
-                    return cls(invite, peer, introduction, issuer, at, attestation)
+                    return cls(invite, peer, introduction, at, attestation)
         raise RemoteError("a certificate with invalid signatures")
 
 

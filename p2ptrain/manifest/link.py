@@ -29,7 +29,7 @@ MAX_LINK_CHARACTERS = 4096
 MAX_TEXT_CHARACTERS = 4 * MAX_LINK_CHARACTERS
 """Longest text around a link. Guess: the longest messages that people paste."""
 MAX_INVITE_CHARACTERS = 1024
-"""Longest invite; one with four issuers has 620 characters."""
+"""Longest invite; usual ones have 262 characters."""
 MAX_ADDRESSES = 16
 """Most addresses in a link. Guess: count the addresses that peers dial before they join or give up."""
 

@@ -114,16 +114,16 @@ async def ask_access_list(transport: Transport, peer: PeerId, addresses: Sequenc
 
 
 async def come_in(
-    transport: Transport, issuer: PeerId, addresses: Sequence[str], credential: InviteCredential, gate: Gate, me: PeerId
+    transport: Transport, addresses: Sequence[str], credential: InviteCredential, gate: Gate, me: PeerId
 ) -> Certificate | Refusal:
     """Present an invite to its issuer; return the certificate, or the reason for a refusal.
 
     Raises NetworkError and RemoteError.
     """
-    introduction = credential.introduce(gate.run, me)
-    match await _ask(transport, issuer, addresses, ["come", credential.invite.fields(), introduction]):
+    invite, introduction = credential.invite, credential.introduce(gate.run, me)
+    match await _ask(transport, invite.issuer, addresses, ["come", invite.fields(), introduction]):
         case ["came", int(at), bytes(attestation)]:
-            certificate = Certificate(credential.invite, me, introduction, issuer, at, attestation)
+            certificate = Certificate(invite, me, introduction, at, attestation)
             return Certificate.decode(certificate.encode(), gate.run, gate.author)
         case ["refused", str(why)] if why in set(Refusal):
             return Refusal(why)

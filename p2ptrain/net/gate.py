@@ -87,7 +87,7 @@ class GatedTransport:
                     await link.send(FrameKind.BADGE, self._gate.certificate)
                     return True
                 if self._told.take(f"<{link.peer}", steady()):
-                    self._notebook.note("turned away", peer=link.peer, why=why.text)
+                    self._notebook.note("turned away", peer=link.peer, why=why)
                 await link.send(FrameKind.REFUSAL, why.encode())
         except TimeoutError:
             raise NetworkError(
@@ -104,12 +104,12 @@ class GatedTransport:
             except ValueError:
                 raise RemoteError(f"expected a reason for refusal, got {body!r:.40}") from None
             if self._told.take(f">{why.name}", steady()):
-                self._notebook.note("not admitted", peer=peer, why=why.text, remedy=remedy(why, self._me))
-            raise NetworkError(f"it did not admit us: {why.text}")
+                self._notebook.note("not admitted", peer=peer, why=why, remedy=remedy(why, self._me))
+            raise NetworkError(f"it did not admit us: {why}")
         if kind != FrameKind.BADGE:
             raise RemoteError(f"expected a membership certificate, got a frame of kind {kind}")
         if self._checks_responder and (refused := self._gate.refusal(peer, body, self._wall())) is not None:
-            raise NetworkError(f"we did not admit it: {refused.text}")
+            raise NetworkError(f"we did not admit it: {refused}")
 
 
 class GatedLink(Link):

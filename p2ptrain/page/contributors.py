@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Self
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from p2ptrain.base.errors import RemoteError
+from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.page.untrusted import MOST_NAME, number, words
+from p2ptrain.receipts import Receipt
 
 MOST_CONTRIBUTORS = 256
 """Maximum rows, as many as a page shows peers."""
-MOST_UNSEEN = 64
-"""Rows, a quarter, that newcomers compete for in a full table, by what others signed and what they claim: those of the
-peers that this node observed least. The other rows stay."""
 MOST_TIMES = 2.0
 """Largest plausible tokens, in multiples of all peers' progress, which is an estimate; of one peer, and of all rows
 together. Guess: measure the ratio of tokens to progress in peers that train alone, exchange, and train alone again."""
@@ -59,19 +59,11 @@ class Contribution:
     last_at: float = 0.0
     """Time of its last report, in seconds since 1970."""
     observations: int = 0
-    """Number of times that this node saw the peer's work grow: in its reports, or in claims that this node signed."""
+    """Number of times that this node saw the peer's work grow: in its reports, or in receipts that this node signed."""
     observed_at: float = 0.0
     """Time of the last observation, or of the first report, in seconds since 1970."""
     is_own: bool = False
     """Whether this node is the peer, and so knows what it did."""
-
-    @property
-    def rank(self) -> tuple[bool, int, int, int]:
-        return self.is_own, self.observations, self.signed_tokens, self.tokens
-
-    def rank_of_newcomer(self, now: float) -> tuple[bool, int, int]:
-        """Return what counts where this node saw little: whether it reports, then what others and it itself say."""
-        return self.last_at >= now - GAP_S, self.signed_tokens, self.tokens
 
 
 def sooner_s(run_tokens: float, tokens_per_s: float, share: float) -> float | None:
@@ -108,13 +100,10 @@ class ContributionTable:
     """Time when the progress last changed, in seconds since 1970; None: never."""
 
     def take(self, row: Contribution) -> None:
-        """Take a peer's report. A new peer enters a full table only in the place of one that was observed little."""
+        """Take a peer's report. In a full table a new peer takes the place of the one that was observed least."""
         known = self.rows.get(row.peer)
         if known is None and len(self.rows) >= MOST_CONTRIBUTORS:
-            unseen = sorted(self.rows.values(), key=lambda each: (each.rank, each.last_at))[:MOST_UNSEEN]
-            least = min(unseen, key=lambda each: each.rank_of_newcomer(row.last_at))
-            if row.rank_of_newcomer(row.last_at) <= least.rank_of_newcomer(row.last_at):
-                return
+            least = min(self.rows.values(), key=lambda each: (each.is_own, each.observations, each.last_at))
             del self.rows[least.peer]
         self.rows[row.peer] = replace(row, observed_at=row.last_at) if known is None else _grown(known, row)
 
@@ -196,55 +185,42 @@ class ContributionTable:
             left -= tokens
         return found
 
-    # --- on disk ----------------------------------------------------------------------------------------------------
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "rows": [asdict(row) for row in self.rows.values()],
-            "progress": self.progress,
-            "measured_tokens": self.measured_tokens,
-            "measured_s": self.measured_s,
-            "seen_at": self.seen_at,
-        }
-
-    @classmethod
-    def from_json(cls, saved: Mapping[str, Any]) -> Self:
-        """Read the result of ``to_json``, each field checked; what is missing or out of bounds counts as 0."""
-        table = cls()
-        table.progress, table.measured_tokens, table.measured_s = (
-            number(saved.get(name)) or 0.0 for name in ("progress", "measured_tokens", "measured_s")
-        )
-        table.seen_at = number(saved.get("seen_at"))
-        rows = saved.get("rows")
-        for entry in rows[:MOST_CONTRIBUTORS] if isinstance(rows, list) else []:
-            if isinstance(entry, dict) and isinstance(entry.get("peer"), str):
-                row = contribution(entry["peer"], entry, entry.get("nickname", ""))
-                observations = int(number(entry.get("observations")) or 0)
-                observed_at = number(entry.get("observed_at")) or row.last_at
-                is_own = entry.get("is_own") is True
-                table.rows[row.peer] = replace(row, observations=observations, observed_at=observed_at, is_own=is_own)
-        return table
-
-
-def contribution(peer: str, told: Mapping[str, Any], nickname: object, most_tokens: float = 1e18) -> Contribution:
-    """Return a contribution with each field checked, without observations, which only this node makes.
+def reported(
+    run: RunId, peer: PeerId, told: Mapping[str, Any], nickname: str, progress: float, now: float
+) -> Contribution | None:
+    """Return the contribution that a peer reports to a bootstrap, and that partners signed; None if it reports none.
 
     Args:
-        told: fields of ``Contribution``, from anywhere.
-        most_tokens: upper bound of the tokens: nobody trains more than all peers together.
+        told: the peer's report. Older peers report ``tokens`` alone.
+        progress: tokens of all peers so far.
     """
-    signers = told.get("signers")
-    return Contribution(
+    tokens = int(min(number(told.get("contributed", told.get("tokens"))) or 0, MOST_TIMES * progress))
+    if not tokens:
+        return None
+    row = Contribution(
         peer=words(peer, MOST_ID),
         nickname=words(nickname, MOST_NAME),
-        tokens=int(min(number(told.get("tokens")) or 0, most_tokens)),
+        tokens=tokens,
         trained_s=number(told.get("trained_s"), 0.0, MOST_TRAINED_S),
-        signed_tokens=int(min(number(told.get("signed_tokens")) or 0, most_tokens)),
-        signers=tuple(words(each, MOST_ID) for each in signers[:MOST_SIGNERS])
-        if isinstance(signers, list | tuple)
-        else (),
-        last_at=number(told.get("last_at")) or 0.0,
+        last_at=now,
     )
+    receipt = _receipt(run, peer, told.get("receipt"))
+    if receipt is None:
+        return row
+    # A partner may sign a false claim, so a receipt counts no more than the report.
+    return replace(row, signed_tokens=min(receipt.tokens, tokens), signers=(receipt.partner,))
+
+
+def _receipt(run: RunId, peer: PeerId, body: object) -> Receipt | None:
+    """Return a peer's receipt if a partner signed it."""
+    if not isinstance(body, bytes):
+        return None
+    try:
+        receipt = Receipt.decode(body)
+    except RemoteError:
+        return None
+    return receipt if receipt.peer == peer != receipt.partner and receipt.is_signed(run) else None
 
 
 def _grown(known: Contribution, row: Contribution) -> Contribution:

@@ -5,7 +5,6 @@ Importing this module needs no extra, so commands can check the address before t
 
 from __future__ import annotations
 
-import errno
 import socket
 from dataclasses import dataclass
 from typing import Self
@@ -76,18 +75,6 @@ def listener_at(place: ListenAddress) -> socket.socket:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise UserError(
             f"The page cannot be served at {host}:{place.port}: {why}.",
-            _cure(place, error),
+            "Choose another port, 0 for any free one, or an address of this computer: 127.0.0.1, [::1].",
         ) from error
     return listener
-
-
-_OTHERWISE = {"127.0.0.1": "[::1]", "localhost": "[::1]", "0.0.0.0": "[::]"}
-
-
-def _cure(place: ListenAddress, error: OSError | UnicodeError) -> str:
-    is_unresolved = isinstance(error, (socket.gaierror, UnicodeError))
-    if not is_unresolved and getattr(error, "errno", None) not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
-        return "Choose another port, or 0 for any free one."
-    if place.host in _OTHERWISE:
-        return f"Use {_OTHERWISE[place.host]}:{place.port}; this computer has no IPv4."
-    return "Choose an address of this computer: 127.0.0.1, 0.0.0.0."

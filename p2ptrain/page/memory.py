@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
+
+from pydantic import TypeAdapter
 
 from p2ptrain.base import files
 from p2ptrain.page.contributors import ContributionTable
@@ -24,43 +26,46 @@ SAVE_S = 30.0
 
 
 @dataclass(slots=True)
-class PageMemory:
-    """Contributions and texts, and the run that they are of."""
+class _Saved:
+    """Content of the file."""
 
-    run: str = ""
-    contributions: ContributionTable = field(default_factory=ContributionTable)
-    samples: SampleHistory = field(default_factory=SampleHistory)
-
-    def to_bytes(self) -> bytes:
-        saved = {"run": self.run, "contributions": self.contributions.to_json(), "samples": self.samples.to_json()}
-        return json.dumps(saved, allow_nan=False).encode()
+    run: str
+    contributions: ContributionTable
+    samples: SampleHistory
 
 
-def load(home: Path, run: str) -> PageMemory:
-    """Return what the home remembers of a run; nothing if the file is missing, damaged or of another run."""
-    path = home / PAGE_FILE
-    try:
-        with path.open("rb") as file:
-            saved = json.loads(file.read(MOST_BYTES))
-        if saved["run"] == run:
-            table = ContributionTable.from_json(saved["contributions"])
-            return PageMemory(run, table, SampleHistory.from_json(saved["samples"]))
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        logger.warning("%s cannot be read, so it starts empty: %s", path, error)
-    return PageMemory(run)
+_SAVED = TypeAdapter(_Saved)
 
 
 @dataclass(slots=True)
-class MemoryFile:
-    """The file of one home. Call ``save`` from one thread."""
+class PageMemory:
+    """Contributions and texts of a run. Call ``save`` from one thread."""
 
-    home: Path
+    run: str = ""
+    home: Path | None = None
+    """Directory of the file; None: nothing is saved."""
+    contributions: ContributionTable = field(default_factory=ContributionTable)
+    samples: SampleHistory = field(default_factory=SampleHistory)
     _saved: bytes = b""
 
-    def save(self, content: bytes) -> None:
-        """Write the content if it has changed, without waiting for the disk. Raises OSError."""
-        if content != self._saved:
-            files.replace(self.home / PAGE_FILE, content, mode=0o600, lasting=False)
-            self._saved = content
+    @classmethod
+    def load(cls, home: Path, run: str) -> Self:
+        """Return what the home remembers of a run; nothing if the file is missing, damaged or of another run."""
+        path = home / PAGE_FILE
+        try:
+            with path.open("rb") as file:
+                saved = _SAVED.validate_json(file.read(MOST_BYTES))
+            if saved.run == run:
+                return cls(run, home, saved.contributions, saved.samples)
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            logger.warning("%s cannot be read, so it starts empty: %s", path, error)
+        return cls(run, home)
+
+    def save(self) -> None:
+        """Write what has changed, without waiting for the disk. Raises OSError."""
+        encoded = _SAVED.dump_json(_Saved(self.run, self.contributions, self.samples))
+        if self.home is not None and encoded != self._saved:
+            files.replace(self.home / PAGE_FILE, encoded, mode=0o600, lasting=False)
+            self._saved = encoded

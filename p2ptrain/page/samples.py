@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Self
-
-from p2ptrain.page.untrusted import number, paragraph, words
+from dataclasses import dataclass, field
 
 MOST_SAMPLES = 12
 """Maximum texts that are kept, the first and the newest included: as many as lines of the chart's legend."""
@@ -41,23 +37,3 @@ class SampleHistory:
     def forget(self, peer: str) -> None:
         """Remove the texts of a peer whose owner does not share them any more."""
         self.texts = [each for each in self.texts if each.peer != peer]
-
-    def to_json(self) -> list[dict[str, Any]]:
-        return [asdict(each) for each in self.texts]
-
-    @classmethod
-    def from_json(cls, saved: object) -> Self:
-        """Read the result of ``to_json``, each field checked; entries that are not texts are left out."""
-        entries: Sequence[Any] = saved[:MOST_SAMPLES] if isinstance(saved, list) else []
-        return cls([_read(each) for each in entries if isinstance(each, dict) and isinstance(each.get("text"), str)])
-
-
-def _read(entry: dict[str, Any]) -> SampleText:
-    return SampleText(
-        at=number(entry.get("at")) or 0.0,
-        peer=words(entry.get("peer", ""), 128),
-        step=int(number(entry.get("step")) or 0),
-        prompt=paragraph(str(entry.get("prompt", ""))),
-        text=paragraph(entry["text"]),
-        tokens=number(entry.get("tokens")),
-    )

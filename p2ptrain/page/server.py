@@ -1,4 +1,4 @@
-"""Read-only HTTP server of a view: the page, ``/status`` as JSON, ``/metrics`` for Prometheus, ``/events`` as a stream.
+"""Read-only HTTP server of a view: the page, ``/status`` as JSON, ``/metrics`` for Prometheus.
 
 The server runs in its own thread and event loop, so readers never delay training or exchanges. ``snapshot`` is called
 at most once per ``FRESH_S`` for any number of readers.
@@ -22,12 +22,11 @@ import hmac
 import json
 import secrets
 import socket
-import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Any, Self
+from typing import Any
 from urllib.parse import quote, unquote
 
 from p2ptrain.page.listen_address import LOOPBACK, LOOPBACK_NAMES, ListenAddress, check_installed, listener_at
@@ -35,13 +34,8 @@ from p2ptrain.page.public import PATH, public_document, public_page
 
 FRESH_S = 0.5
 """Maximum age of an answer; faster than a person reads. Guess: readers' impressions of other values would settle it."""
-BEAT_S = 15.0
-"""Interval of keep-alive comments on a stream; proxies close idle ones after 30 to 60 s. Guess: timeouts of common
-proxies would settle it."""
-MOST_STREAMS = 64
-"""Maximum simultaneous readers of ``/events``; further ones are asked to retry."""
 MOST_CONNECTIONS = 128
-"""Maximum simultaneous connections, twice the streams; further ones are closed unread. Guess: connections of busy pages
+"""Maximum simultaneous connections; further ones are closed unread. Guess: connections of busy pages
 would settle it."""
 BACKLOG = 64
 """Connections that may wait to be accepted, by which a burst may exceed the limit: six from each of ten browsers.
@@ -52,8 +46,6 @@ on slow lines would settle it."""
 WRITE_S = 60.0
 """Timeout for a reader to accept what is written: the largest document, about 1 MB, at 15 kB/s. Guess: rates of slow
 readers would settle it."""
-QUEUE = 256
-"""Events queued for a slow reader; beyond that the oldest are dropped."""
 STOP_S = 3.0
 """Timeout for requests in progress at shutdown; aiohttp applies it twice. Guess: request times on slow lines would
 settle it."""
@@ -94,10 +86,7 @@ Snapshot = Callable[[], dict[str, Any]]
 
 @dataclass(slots=True)
 class PageServer:
-    """HTTP server of a page: ``bind`` it, and then ``serve`` it in a loop.
-
-    For a program without a loop it is a context manager, which serves it in a thread of its own.
-    """
+    """HTTP server of a page: ``bind`` it, and then ``serve`` it in a loop."""
 
     place: ListenAddress
     snapshot: Snapshot
@@ -110,12 +99,7 @@ class PageServer:
     address: str = ""
     _token: str = ""
     _cookie: str = ""
-    _loop: asyncio.AbstractEventLoop = field(init=False)
-    _thread: threading.Thread = field(init=False)
     _listener: socket.socket = field(init=False)
-    _serving: asyncio.Task[None] = field(init=False)
-    _streams: set[asyncio.Queue[bytes]] = field(default_factory=set)
-    """Queue of each reader of ``/events``; an empty line ends the stream."""
     _made_at: float = float("-inf")
     _made: bytes = b""
     _document: dict[str, Any] = field(default_factory=dict)
@@ -133,46 +117,11 @@ class PageServer:
         self.address, self._cookie = f"http://{shown}:{port}/", f"{COOKIE}-{port}"
         self.url = self.address + (f"?token={quote(self._token, safe='')}" if self._token else "")
 
-    def __enter__(self) -> Self:
-        self.bind()
-        begun = threading.Event()
-
-        async def serve() -> None:
-            self._loop, self._serving = asyncio.get_running_loop(), asyncio.create_task(self.serve())
-            begun.set()
-            await asyncio.wait([self._serving])
-
-        self._thread = threading.Thread(target=lambda: asyncio.run(serve()), name="page", daemon=True)
-        self._thread.start()
-        begun.wait()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has already ended
-            self._loop.call_soon_threadsafe(self._serving.cancel)
-        self._thread.join(2 * STOP_S + 2.0)
-
-    def tell(self, event: dict[str, Any]) -> None:
-        """Send an event to all readers of ``/events``; slow readers miss the oldest ones. Callable from any thread."""
-        if self._streams:  # so there is a loop
-            line = f"data: {json.dumps(event, allow_nan=False, default=str)}\n\n".encode()
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._spread, line)
-
-    def _spread(self, line: bytes) -> None:
-        for queue in self._streams:
-            if queue.full():
-                queue.get_nowait()
-            queue.put_nowait(line)
-
-    # --- the loop ---------------------------------------------------------------------------------------------------
-
     async def serve(self) -> None:
-        """Serve the page until cancelled; then end the listener and every stream."""
+        """Serve the page until cancelled."""
         from aiohttp import web
 
-        self._loop = asyncio.get_running_loop()
-
+        loop = asyncio.get_running_loop()
         application = web.Application(middlewares=[self._guard()], client_max_size=1024)
         for path in ASSETS:
             application.router.add_get(f"/{path}", self._asset)
@@ -182,14 +131,12 @@ class PageServer:
             application.router.add_get("/run.js", self._asset)
         application.router.add_get("/status", self._status)
         application.router.add_get("/metrics", self._metrics)
-        application.router.add_get("/events", self._events)
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=STOP_S, keepalive_timeout=IDLE_S)
         await runner.setup()
-        listening = await self._loop.create_server(_limited(runner.server), sock=self._listener, backlog=BACKLOG)
+        listening = await loop.create_server(_limited(runner.server), sock=self._listener, backlog=BACKLOG)
         try:
-            await self._loop.create_future()
+            await loop.create_future()
         finally:
-            self._spread(b"")
             listening.close()
             await runner.cleanup()
 
@@ -278,29 +225,6 @@ class PageServer:
 
         self._refresh()
         return _response(body=exposition(self._document), headers={"Content-Type": CONTENT_TYPE})
-
-    async def _events(self, request: Any) -> Any:
-        from aiohttp import web
-
-        if len(self._streams) >= MOST_STREAMS:
-            return _response(status=503, text="Too many readers; try again later.\n", headers={"Retry-After": "30"})
-        response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        queue: asyncio.Queue[bytes] = asyncio.Queue(QUEUE)
-        self._streams.add(queue)
-        line = b": here\n\n"
-        try:
-            while line:
-                await _taken(request, response.write(line))
-                try:
-                    line = await asyncio.wait_for(queue.get(), BEAT_S)
-                except TimeoutError:
-                    line = b": still here\n\n"
-        except ConnectionError:
-            pass
-        finally:
-            self._streams.discard(queue)
-        return response
 
     def _refresh(self) -> None:
         if time.monotonic() - self._made_at >= FRESH_S:

@@ -13,8 +13,10 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from p2ptrain.page.contributors import ContributionTable
+from p2ptrain.page.figures import OF_PEERS
 from p2ptrain.page.samples import SampleHistory, SampleText
 from p2ptrain.page.untrusted import MOST_NAME, number, words
+from p2ptrain.swarm import Presence
 
 SCHEMA = 1
 """Version of the document. Readers refuse a newer one."""
@@ -28,8 +30,6 @@ MOST_POINTS = 256
 MOST_EXCHANGES = 256
 MOST_FAILURES = 64
 MOST_CHECKPOINTS = 16
-MOST_SHOWN = 100.0
-"""Maximum of a loss in nats, and of a disagreement; larger claims are ignored. No model starts near it."""
 
 PUNCHED = "direct, through both routers"
 """Path between two peers that nobody can dial, made by hole punching."""
@@ -184,9 +184,7 @@ class View:
     public: str = ""
     """Path of the page that needs no token; empty: there is none."""
     figures: dict[str, float] = field(default_factory=dict)
-    """Figures by name, aggregated over all reporting peers (in a peer's view its own): tokens, tokens_per_s, exchanges,
-    failed, up, down, sent_bytes, received_bytes, blocked_share, loss, held_out, disagreement. Of all peers in every
-    view: fraction, swarm_tokens_per_s, remaining_s; shortened_s: by how much this peer shortens that."""
+    """Figures by name (``figures.OF_PEERS`` and ``OF_RUNS``): over all reporting peers; in a peer's view its own."""
     _serial: int = 0
     _issued: dict[str, float] = field(default_factory=dict)
     """Time of each peer's last sign of life, by peer id."""
@@ -316,6 +314,19 @@ def plain(row: Any) -> dict[str, Any]:
     }
 
 
+def row_of_record(record: Presence, now: float, path: str) -> PeerRow:
+    """Return a peer's row by its presence record, whose claims are unverified."""
+    return PeerRow(
+        id=record.peer,
+        nickname=words(record.nickname, MOST_NAME),
+        state=record.state.value,
+        step=record.step,
+        progress=record.progress,
+        age_s=max(now - record.issued_at, 0.0),
+        path=path,
+    )
+
+
 def row_of(peer: str, report: Mapping[str, Any], base: PeerRow, most_progress: float = math.inf) -> PeerRow:
     """Return a peer's row updated from its report (``plain`` of its own row, or anything else), each field checked.
 
@@ -323,14 +334,9 @@ def row_of(peer: str, report: Mapping[str, Any], base: PeerRow, most_progress: f
         most_progress: upper bound of a peer's progress, in tokens of all peers.
     """
     known: dict[str, Any] = {each.name: getattr(base, each.name) for each in fields(PeerRow)}
-    for name in ("tokens_per_s", "up", "down"):
-        known[name] = number(report.get(name))
-    for name in ("loss", "held_out", "disagreement"):
-        known[name] = number(report.get(name), 0.0, MOST_SHOWN)
-    known["blocked_share"] = number(report.get("blocked_share"), 0.0, 1.0)
-    for name in ("tokens", "exchanges", "failed", "sent_bytes", "received_bytes"):
-        found = number(report.get(name))
-        known[name] = None if found is None else int(found)
+    for name, figure in OF_PEERS.items():
+        found = number(report.get(name), 0.0, figure.most)
+        known[name] = int(found) if figure.is_count and found is not None else found
     step, progress = number(report.get("step")), number(report.get("progress"))
     if step is not None and progress is not None and progress > base.progress:  # newer than the record's
         known["step"], known["progress"] = int(step), min(progress, most_progress)

@@ -41,7 +41,7 @@ def credential(
     uses: int = 1, expires_at: int = NOW + DAY, number: int = 9, author: Ed25519PrivateKey = AUTHOR
 ) -> InviteCredential:
     key = somebody(number).key
-    blank = Invite(key.public_key().public_bytes_raw(), expires_at, uses, (ISSUER.peer,))
+    blank = Invite(key.public_key().public_bytes_raw(), expires_at, uses, ISSUER.peer)
     return InviteCredential(blank.signed(RUN, author), key.private_bytes_raw())
 
 
@@ -53,7 +53,7 @@ def certificate(
     introduction = by.introduce(RUN, guest.peer)
     answer = InviteRegister(RUN, issuer.peer).admit(by.invite, guest.peer, introduction, AccessList(), at, issuer.state)
     assert not isinstance(answer, Refusal), answer
-    return Certificate(by.invite, guest.peer, introduction, issuer.peer, *answer)
+    return Certificate(by.invite, guest.peer, introduction, *answer)
 
 
 def access_list(serial: int = 1, author: Ed25519PrivateKey = AUTHOR, **names: tuple[Any, ...]) -> AccessList:

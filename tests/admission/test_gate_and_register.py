@@ -76,9 +76,7 @@ def register() -> InviteRegister:
 
 def test_what_a_witness_signs_makes_a_badge() -> None:
     at, attestation = ask(register())
-    shown = Certificate(
-        credential().invite, GUEST.peer, credential().introduce(RUN, GUEST.peer), ISSUER.peer, at, attestation
-    )
+    shown = Certificate(credential().invite, GUEST.peer, credential().introduce(RUN, GUEST.peer), at, attestation)
     assert gate().refusal(GUEST.peer, shown.encode(), NOW) is None
 
 

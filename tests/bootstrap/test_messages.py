@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from bootstrap.app import settled
 from bootstrap.messages import (
     MAX_NAMED,
     check_beside,
@@ -136,11 +135,3 @@ def test_a_nickname_cannot_steer_the_terminal() -> None:
     assert name(record(nickname="\x1b[31mevil\n\u202e")) == "[31mevil (abcdef)"
     assert name(record(nickname=" ")) == "abcdef"
     assert doing(record(), 1000) == "training, step 12, 34 %"
-
-
-def test_a_restart_listens_on_the_same_port() -> None:
-    own = ["/ip4/127.0.0.1/tcp/4001", "/ip4/192.168.1.7/tcp/4001", "/ip6/::1/tcp/4002"]
-    assert settled(["/ip4/0.0.0.0/tcp/0"], own) == ("/ip4/0.0.0.0/tcp/4001",)
-    assert settled(["/ip4/127.0.0.1/tcp/0", "/ip6/::/tcp/0"], own) == ("/ip4/127.0.0.1/tcp/4001", "/ip6/::/tcp/4002")
-    assert settled([PUBLIC], own) == (PUBLIC,)
-    assert settled(["/ip4/10.0.0.1/tcp/0"], own) == ("/ip4/10.0.0.1/tcp/0",)

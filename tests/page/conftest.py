@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import shutil
@@ -23,8 +24,8 @@ from p2ptrain.page.view import (
     PeerRow,
     RunFacts,
     View,
-    plain,
 )
+from sim.page_thread import in_thread
 
 FLAGS = ("--no-sandbox", "--disable-gpu", "--headless=new", "--disable-dev-shm-usage")
 """Chromium's options."""
@@ -136,6 +137,7 @@ class Shown:
     at: float = NOW
     _document: dict[str, Any] = field(default_factory=dict)
     _server: PageServer | None = None
+    _serving: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def __post_init__(self) -> None:
         self.publish()
@@ -148,13 +150,6 @@ class Shown:
     def replace(self, document: dict[str, Any]) -> None:
         """Serve a document that no view produces."""
         self._document = document
-
-    def happen(self, *rows: ExchangeRow | FailureRow) -> None:
-        """Publish, and tell subscribers of these rows, which the view already holds."""
-        self.publish()
-        for row in rows:
-            kind = "exchange" if isinstance(row, ExchangeRow) else "failure"
-            self.server.tell({"kind": kind, **plain(row)})
 
     @property
     def server(self) -> PageServer:
@@ -171,11 +166,10 @@ class Shown:
 
     def serve(self, place: ListenAddress | None = None, is_public: bool = False, hidden: tuple[str, ...] = ()) -> None:
         self._server = PageServer(place or ListenAddress(), lambda: self._document, is_public, hidden)
-        self._server.__enter__()
+        self._serving.enter_context(in_thread(self._server))
 
     def end(self) -> None:
-        if self._server is not None:
-            self._server.__exit__(None, None, None)
+        self._serving.close()
 
 
 @pytest.fixture

@@ -1,9 +1,10 @@
-"""Reader of a page server's event stream."""
+"""Reader of a page server's document."""
 
 from __future__ import annotations
 
 import json
 import time
+import urllib.parse
 import urllib.request
 from typing import Any
 
@@ -11,13 +12,15 @@ PATIENCE_S = 60.0
 
 
 def exchange_told(url: str) -> dict[str, Any]:
-    """Return the next exchange in the event stream."""
-    deadline = time.monotonic() + PATIENCE_S
-    with urllib.request.urlopen(f"{url.split('?')[0]}events", timeout=PATIENCE_S) as stream:
-        for line in stream:  # the server also sends keep-alive lines
-            assert time.monotonic() < deadline, "the stream tells of no exchange"
-            if line.startswith(b"data:"):
-                found: dict[str, Any] = json.loads(line.removeprefix(b"data:"))
-                if found["kind"] == "exchange":
-                    return found
-    raise AssertionError("the stream of events has ended")
+    """Return the next exchange that the document shows."""
+    deadline, before = time.monotonic() + PATIENCE_S, _newest(url)
+    while (found := _newest(url)) == before:
+        assert time.monotonic() < deadline, "the document shows no new exchange"
+        time.sleep(0.2)
+    return found
+
+
+def _newest(url: str) -> dict[str, Any]:
+    with urllib.request.urlopen(urllib.parse.urljoin(url, "status"), timeout=PATIENCE_S) as response:
+        exchanges: list[dict[str, Any]] = json.load(response)["exchanges"]
+    return exchanges[-1] if exchanges else {}

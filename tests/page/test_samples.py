@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 
 import pytest
 
 from p2ptrain.page.contributors import Contribution
-from p2ptrain.page.memory import PAGE_FILE, MemoryFile, PageMemory, load
+from p2ptrain.page.memory import PAGE_FILE, PageMemory
 from p2ptrain.page.samples import MOST_SAMPLES, SampleHistory, SampleText
 
 
@@ -44,33 +43,28 @@ def test_texts_of_a_peer_can_be_withdrawn() -> None:
 
 
 def test_a_home_remembers_its_run_and_no_other(tmp_path: Path) -> None:
-    memory = PageMemory("run")
+    memory = PageMemory("run", tmp_path)
     memory.samples.add(text(1))
     memory.contributions.take(Contribution("a", tokens=5))
-    MemoryFile(tmp_path).save(memory.to_bytes())
-    again = load(tmp_path, "run")
+    memory.save()
+    again = PageMemory.load(tmp_path, "run")
     assert again.samples.texts == [text(1)]
     assert again.contributions.rows["a"].tokens == 5
-    assert load(tmp_path, "other") == PageMemory("other")
+    assert PageMemory.load(tmp_path, "other") == PageMemory("other", tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff", b'{"run": "run"}', b'{"run": "run", "samples": 3}'])
 def test_a_damaged_file_counts_as_empty(tmp_path: Path, content: bytes) -> None:
     (tmp_path / PAGE_FILE).write_bytes(content)
-    assert load(tmp_path, "run") == PageMemory("run")
-
-
-def test_damaged_texts_are_left_out(tmp_path: Path) -> None:
-    saved = {"run": "run", "contributions": {}, "samples": [3, {}, {"text": 3}, {"text": "x", "at": "y", "tokens": -1}]}
-    (tmp_path / PAGE_FILE).write_text(json.dumps(saved))
-    assert load(tmp_path, "run").samples.texts == [SampleText(0.0, "", 0, "", "x")]
+    assert PageMemory.load(tmp_path, "run") == PageMemory("run", tmp_path)
 
 
 def test_an_unchanged_memory_is_not_written_again(tmp_path: Path) -> None:
-    file = MemoryFile(tmp_path)
-    file.save(b"{}")
+    memory = PageMemory("run", tmp_path)
+    memory.save()
     (tmp_path / PAGE_FILE).unlink()
-    file.save(b"{}")
+    memory.save()
     assert not (tmp_path / PAGE_FILE).exists()
-    file.save(b"{} ")
+    memory.samples.add(text(1))
+    memory.save()
     assert (tmp_path / PAGE_FILE).exists()

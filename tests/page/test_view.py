@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.page.metrics import TOTALS
+from p2ptrain.page.figures import OF_PEERS, OF_RUNS
 from p2ptrain.page.samples import SampleText
 from p2ptrain.page.untrusted import MOST_LINE, MOST_NAME, MOST_SAMPLE, number, paragraph, words
 from p2ptrain.page.view import (
@@ -371,4 +371,4 @@ def test_the_handbook_names_every_field() -> None:
     for name, row in {**rows, "checkpoints": CheckpointRow, "sample": SampleText}.items():
         assert {each.name for each in fields(row)} <= found[name], name
     assert {"peer", "name", "train", "held_out"} <= found["curves"]
-    assert set(TOTALS) == found["figures"]
+    assert set(OF_PEERS | OF_RUNS) == found["figures"]

@@ -1,5 +1,5 @@
 "use strict";
-// Connection to the server: polls the document and listens to events in between. Both recover by themselves.
+// Connection to the server: polls the document, and recovers by itself.
 {
   const POLL_MS = 2000;
   /** Poll interval of a hidden page, so that its title stays current. */
@@ -8,8 +8,6 @@
   const BACK_OFF_MS = 10000;
   /** Timeout of one request; a process that trains may be slow. */
   const PATIENCE_MS = 8000;
-  /** Pause after the server refused the stream, because it limits their number. */
-  const STREAM_AGAIN_MS = 30000;
   /** Newest version of the document that this page can read. */
   const SCHEMA = 1;
 
@@ -23,36 +21,18 @@
     #timer = 0;
     #failures = 0;
     #asking = false;
-    /** @type {EventSource | null} */
-    #stream = null;
-    #streamTimer = 0;
-    #heard = false;
 
-    /**
-     * @param {{document: (found: object) => void, event: (event: object) => void, gap: () => void,
-     *          away: (why: string) => void}} hears receives documents and events; ``gap``: events may have been missed
-     */
+    /** @param {{document: (found: object) => void, away: (why: string) => void}} hears */
     constructor(hears) {
       this.hears = hears;
     }
 
     start() {
       hideToken();
-      document.addEventListener("visibilitychange", () => this.#turned());
+      document.addEventListener("visibilitychange", () => document.hidden || this.ask());
       addEventListener("online", () => this.ask());
-      addEventListener("pagehide", () => this.#hush());
-      addEventListener("pageshow", (event) => event.persisted && this.#turned());
-      this.#turned();
-    }
-
-    /** Closes the stream of a hidden page: browsers and the server allow few connections. */
-    #turned() {
-      if (document.hidden) {
-        this.#hush();
-      } else {
-        this.#listen();
-        this.ask();
-      }
+      addEventListener("pageshow", (event) => event.persisted && this.ask());
+      this.ask();
     }
 
     /** Requests the document now and schedules the next request. */
@@ -95,33 +75,6 @@
       if (this.#failures) return Math.min(POLL_MS * 2 ** (this.#failures - 1), BACK_OFF_MS);
       return document.hidden ? HIDDEN_MS : POLL_MS;
     }
-
-    #listen() {
-      if (this.#stream) return;
-      clearTimeout(this.#streamTimer);
-      const stream = new EventSource("events");
-      this.#stream = stream;
-      stream.onopen = () => {
-        if (this.#heard) {
-          this.hears.gap();
-          this.ask();
-        }
-        this.#heard = true;
-      };
-      stream.onmessage = (message) => this.hears.event(JSON.parse(message.data));
-      stream.onerror = () => {
-        // The browser reconnects after an interruption, but not after a refusal.
-        if (stream.readyState !== EventSource.CLOSED) return;
-        this.#hush();
-        this.#streamTimer = setTimeout(() => document.hidden || this.#listen(), STREAM_AGAIN_MS);
-      };
-    }
-
-    #hush() {
-      clearTimeout(this.#streamTimer);
-      this.#stream?.close();
-      this.#stream = null;
-    }
   }
 
   /** Removes the token from the address bar: the browser has it in a cookie. */
@@ -132,5 +85,5 @@
     history.replaceState(history.state, "", here);
   }
 
-  Object.assign(ui, { Live, ENDED });
+  Object.assign(ui, { Live, POLL_MS, ENDED });
 }

@@ -280,11 +280,5 @@
   ui.copies(at("link"), at("link-copy"), at("link-told"));
   at("by-tokens").addEventListener("click", () => drawAgainst(TOKENS));
   at("by-time").addEventListener("click", () => drawAgainst(TIME));
-  const live = new ui.Live({
-    document: show,
-    event: (event) => news.hear(event),
-    gap: () => news.forget(),
-    away: showAway,
-  });
-  live.start();
+  new ui.Live({ document: show, away: showAway }).start();
 }

@@ -9,6 +9,8 @@ import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
+from pathlib import Path
 from typing import Any, cast
 
 import msgpack
@@ -37,7 +39,8 @@ from fuzz_targets.common import (
 from p2ptrain import framing
 from p2ptrain.admission import Gate, InviteRegister, Refusal
 from p2ptrain.base.errors import ManifestError, NetworkError, RemoteError
-from p2ptrain.base.ids import PeerId
+from p2ptrain.base.ids import LinkId, PeerId
+from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.codec import get
 from p2ptrain.framing import FrameKind
 from p2ptrain.host.payloads import Payloads, Snapshot
@@ -50,7 +53,6 @@ from p2ptrain.net import (
     file_service,
     manifest_service,
     parallel_streams,
-    receipt_service,
 )
 from p2ptrain.net.driver import at_once
 from p2ptrain.net.links import StreamLink
@@ -59,7 +61,10 @@ from p2ptrain.net.relay import dial_back
 from p2ptrain.net.weight_download import Downloader
 from p2ptrain.net.weight_server import WeightServer
 from p2ptrain.page.metrics import exposition
-from p2ptrain.receipts import Book, Objection, Receipt
+from p2ptrain.receipts import Receipt
+from p2ptrain.swarm.events import Commit
+from peer.contributions import Contributions
+from peer.ledger import Ledger
 
 OURS = RemoteError, NetworkError
 """Errors that may end a conversation: the callers and the transport of a service expect them."""
@@ -119,7 +124,6 @@ def told_figures(data: bytes) -> None:
     if answer is None:
         return
     view = SwarmView(SIGNED, wall=lambda: NOW)
-    view.on_event(lambda event: json.dumps(event, allow_nan=False).encode())
     view.meet([PRESENCE, replace(PRESENCE, peer=GUEST.peer)], None)
     for peer in (PEER, GUEST.peer, PEER):
         view.told(peer, *answer)
@@ -189,56 +193,39 @@ def _is_downloaded(link: Callable[[PeerId], BytesLink]) -> bool:
 
 # --- receipts -----------------------------------------------------------------------------------------------------
 
-CLAIM = Receipt(GUEST.peer, ISSUER.peer, int(NOW), int(NOW) + 1, 3, 4, 5, 50, 500, 8)
+RECEIPT = Receipt(GUEST.peer, ISSUER.peer, int(NOW), int(NOW) + 1, 3, 4, 5, 50, 500, 8).signed(RUN, ISSUER.state)
 
 
-def book(of: PeerId, partner: PeerId) -> Book:
-    """Return a receipt book that has counted five exchanges and some weights."""
-    found = Book(RUN, of)
-    for _ in range(5):
-        found.exchanged(partner, 100, 10, NOW)
-    found.was_served(partner, 8, NOW)
+class NoLedger(Ledger):
+    """Ledger that checks receipts instead of saving them."""
+
+    def add(self, receipt: Receipt) -> None:
+        assert receipt.is_signed(RUN)
+        assert (receipt.peer, receipt.step, receipt.tokens) == (GUEST.peer, 3, 4)
+
+
+def contributions() -> Contributions:
+    """Return a side that has counted an exchange with the partner."""
+    log = MemoryLog(1)
+    found = Contributions(RUN, GUEST.peer, GUEST.state, NoLedger(Path("/none")), lambda: (3, 4), log, wall=lambda: NOW)
+    found.exchanged(Commit(LinkId(ISSUER.peer, 1, outbound=True), 0.0, 0.5, inf, False, 100, 10))
     return found
 
 
-def asked_to_sign(data: bytes) -> bool:
-    """Check requests to sign a receipt, also with valid signatures under any claim."""
-    signed = data
-    with contextlib.suppress(*OURS, ValueError):
-        kind, body = run(BytesLink(data).receive())
-        match msgpack.unpackb(body):
-            case ["receipt", bytes(encoded)]:
-                claim = replace(Receipt.decode(encoded), peer=GUEST.peer)
-                signed = frames((kind, msgpack.packb(["receipt", claim.signed(RUN, GUEST.state).encode()])))
-    are_signed = [_is_signed(each) for each in (data, signed)]
-    return any(are_signed)
-
-
 @refusing(*OURS)
-def _is_signed(data: bytes) -> bool:
-    link = BytesLink(data, GUEST.peer)
-    notary = receipt_service.ReceiptService(RUN, book(ISSUER.peer, GUEST.peer), ISSUER.state, wall=lambda: NOW)
-    run(notary.answer(link))
-    [(_, answer)] = link.sent
-    match msgpack.unpackb(answer):
-        case ["agreed", signature]:
-            claim = Receipt.decode(msgpack.unpackb(run(BytesLink(data).receive())[1])[1])
-            assert replace(claim, countersignature=signature).is_agreed(RUN)
-            assert claim.exchanges <= 5
-            assert claim.served <= 8
-            return True
-        case ["objection", why]:
-            assert why in set(Objection)
-    return False
+def asked_to_sign(data: bytes) -> None:
+    link = BytesLink(data, ISSUER.peer)
+    try:
+        run(contributions().answer(link))
+    finally:
+        for _, answer in link.sent:
+            [_, body, *_] = msgpack.unpackb(answer)
+            assert Receipt.decode(body).exchanges == 1
 
 
 @refusing(*OURS)
 def told_receipt(data: bytes) -> None:
-    claim = CLAIM.signed(RUN, GUEST.state)
-    answer = run(receipt_service.ask_to_sign(BytesTransport(data), claim))
-    if not isinstance(answer, Objection):
-        receipt = book(GUEST.peer, ISSUER.peer).agreed(claim, answer)
-        assert receipt is None or receipt.is_agreed(RUN)
+    run(contributions().ask(BytesTransport(data), ISSUER.peer))
 
 
 # --- admission ----------------------------------------------------------------------------------------------------
@@ -271,7 +258,7 @@ def told_access_list(data: bytes) -> None:
 
 @refusing(*OURS)
 def told_certificate(data: bytes) -> None:
-    answer = run(admission_service.come_in(BytesTransport(data), ISSUER.peer, (), CREDENTIAL, gate(), GUEST.peer))
+    answer = run(admission_service.come_in(BytesTransport(data), (), CREDENTIAL, gate(), GUEST.peer))
     assert isinstance(answer, Refusal) or gate().refusal(GUEST.peer, answer.encode(), people.NOW) is None
 
 
@@ -333,7 +320,6 @@ def targets() -> dict[str, Target]:
         ["failure", 2, NOW, "it broke"],
         ["checkpoint", 3, NOW, 4],
     ]
-    signed, countersigned = CLAIM.signed(RUN, GUEST.state), CLAIM.countersigned(RUN, ISSUER.state)
     invite, introduction = CREDENTIAL.invite.fields(), CREDENTIAL.introduce(RUN, GUEST.peer)
     certificate = people.certificate(by=CREDENTIAL)
     questions = {
@@ -344,7 +330,7 @@ def targets() -> dict[str, Target]:
         "asked_for_figures": (asked_for_figures, (said(["figures", 0]),)),
         "asked_for_file": (asked_for_file, (said(["piece", bytes(32), 0], ["enough"]),)),
         "asked_for_copies": (asked_for_copies, (said(["sketch", 0, 7], ["piece", 1], ["enough"]),)),
-        "asked_to_sign": (asked_to_sign, (said(["receipt", signed.encode()]),)),
+        "asked_to_sign": (asked_to_sign, (said(["mine", 3, 4], ["receipt", RECEIPT.encode()]),)),
         "asked_about_admission": (
             asked_about_admission,
             (said(["rulings", 0]), said(["come", invite, introduction])),
@@ -358,10 +344,7 @@ def targets() -> dict[str, Target]:
         "told_file": (told_file, (said(["piece", 0]), said(["piece", 3]) + part(b"abc"))),
         "told_figures": (told_figures, (said(["figures", row, news]), said(["kept"]))),
         "given_weights": (given_weights, (bytes(len(DONORS) * GIVEN_BYTES),)),
-        "told_receipt": (
-            told_receipt,
-            (said(["agreed", countersigned.countersignature]), said(["objection", Objection.MORE.value])),
-        ),
+        "told_receipt": (told_receipt, (said(["receipt", RECEIPT.encode(), 3, 4]), said(["receipt", b"", 3, 4]))),
         "told_access_list": (
             told_access_list,
             (said(["rulings", b""]), said(["rulings", people.access_list(2).encode()])),
