@@ -7,8 +7,7 @@ import errno
 import json
 import re
 import shutil
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -20,7 +19,6 @@ from safetensors import SafetensorError
 import p2ptrain
 from p2ptrain.base import files
 from p2ptrain.base.errors import HomeError
-from p2ptrain.base.text import command_line
 from p2ptrain.checkpoint.tensor_files import StoredTensors, file_digest, plainly, write_tensors
 
 if TYPE_CHECKING:
@@ -28,15 +26,13 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 """Version of the layout. No others are read."""
-OLD_TEAM_FORMATS = (2, 3)
-"""Versions with a file of tensors for each rank, of all ranks or of one computer's (``peer.old_team``)."""
 
 KEPT = 2
 """Checkpoints kept: the newest, and the previous one in case the newest is torn."""
 
 TENSORS = "tensors.safetensors"
 STATE = "state.json"
-RESERVED = frozenset({"format", "versions", "files", "digest", "part"})
+RESERVED = frozenset({"format", "versions", "files", "digest"})
 _NAME = re.compile(r"step-(\d{8,})")
 _TEMPORARY_PREFIX = ".writing-"
 _REPLACED_PREFIX = f"{_TEMPORARY_PREFIX}replaced-"
@@ -207,20 +203,20 @@ TORN = (ValueError, KeyError, TypeError)
 
 def load(path: Path) -> Checkpoint:
     """Load one checkpoint. Raises ``TORN`` if it is torn, OSError and HomeError if it may be whole."""
-    document = checked_document(path, (FORMAT,))
+    document = _checked_document(path)
     try:
         return Checkpoint(path, StoredTensors(path / TENSORS), document)
     except SafetensorError as error:  # not torn: its digest is correct
         raise OSError(str(error)) from error
 
 
-def checked_document(path: Path, formats: Sequence[int]) -> dict[str, Any]:
-    """Return the state of a checkpoint of these formats, its digests verified. Raises as ``load``."""
+def _checked_document(path: Path) -> dict[str, Any]:
+    """Return the state of a checkpoint, its digests verified. Raises as ``load``."""
     try:
         document = json.loads((path / STATE).read_text(encoding="utf-8"))
         if not isinstance(document, dict):
             raise ValueError(f"{STATE} is not a JSON object")
-        if document.get("format", FORMAT) not in formats:  # before the digest, which another may compute differently
+        if document.get("format", FORMAT) != FORMAT:  # before the digest, which another may compute differently
             raise _other_format(path, document["format"])
         if document.pop("digest", None) != _document_digest(document):
             raise ValueError(f"{STATE} does not match its digest")
@@ -233,14 +229,6 @@ def checked_document(path: Path, formats: Sequence[int]) -> dict[str, Any]:
 
 
 def _other_format(path: Path, found: object) -> HomeError:
-    if found == FORMAT:
-        return HomeError(f"The checkpoint {path} is whole in one file.", "Start its peer: there is nothing to convert.")
-    if found in OLD_TEAM_FORMATS:
-        command = command_line(sys.executable, "-P", "-m", "peer.old_team", path.absolute().parent.parent)
-        return HomeError(
-            f"The checkpoint {path} is of several devices, each with a file, as earlier versions saved it.",
-            f"Convert it with the following command; name the homes of p2ptrain rank after it, if there are: {command}",
-        )
     return HomeError(
         f"The checkpoint {path} has format {found}, but this p2ptrain reads only format {FORMAT}.",
         "Update p2ptrain, or move the checkpoint away to resume from an earlier one or the swarm's weights.",
