@@ -39,7 +39,6 @@ from peer.keeper import check_options, check_run
 from peer.manifest_fetch import ask_for_manifest
 from peer.network_stack import connect
 from peer.owner.control import OwnerControl, TrainingHandle
-from peer.owner.sensors import Sensors
 from peer.owner.settings import Settings, SettingsFile, compile_mode
 from peer.participation import TrainerControl
 from peer.run_files import RunFiles
@@ -78,8 +77,7 @@ async def run_peer(given: PeerOptions, wrap: WrapEnvironment) -> None:
         if words := saved.words():
             log.note("remembered", options=command_line(*words))
         signals, rates = Signals(), Throttles()
-        sensors = Sensors()
-        owner = OwnerControl(home, file, settings, rates, signals, log, sensors)
+        owner = OwnerControl(home, file, settings, rates, signals, log)
         owner.nickname = options.nickname or ""
         log.listen(owner.on_note)
         with Stopping(signals, log) as stopping, DaemonThread("training") as thread:

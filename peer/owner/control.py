@@ -30,8 +30,7 @@ from peer.owner import status
 from peer.owner.control_socket import ControlServer
 from peer.owner.pause import PauseFile, end_in_words, end_of
 from peer.owner.policy import GIVEN_SHARE, PolicyDecision, decide
-from peer.owner.resting import Readings, RestRule, current
-from peer.owner.sensors import Sensors
+from peer.owner.resting import READ_S, Readings, RestRule, read
 from peer.owner.settings import WAITING, Settings, SettingsFile
 from peer.owner.traffic import TrafficCount
 from peer.participation import Mode, Participation, TrainerControl
@@ -75,7 +74,6 @@ class OwnerControl:
         rates: Throttles,
         signals: Signals,
         notebook: Notebook,
-        sensors: Sensors,
         now: Callable[[], datetime] = local_time,
         clock: Clock = time.monotonic,
     ) -> None:
@@ -87,7 +85,8 @@ class OwnerControl:
         self._rates = rates
         self._signals = signals
         self._notebook = notebook
-        self._sensors = sensors
+        self.readings = Readings()
+        """What running programs and battery were last."""
         self._rest_rule = RestRule()
         self._noted_faults: set[str] = set()
         self._now = now
@@ -120,11 +119,10 @@ class OwnerControl:
         if why := self._traffic.load():
             self._notebook.note("not counted", why=f"{self._traffic.path} cannot be read: {why}")
         self._restore_pause()
-        self._sensors.watch(self._settings)
         self._count()
         self._apply()
         await self._listen()
-        tasks = [start(self._sensors.run()), start(self._watch())]
+        tasks = [start(self._sense()), start(self._watch())]
         try:
             yield
         finally:
@@ -154,6 +152,11 @@ class OwnerControl:
             self._last_lines.append((self._clock(), text))
 
     # --- the watch ------------------------------------------------------------------------------------------------
+
+    async def _sense(self) -> None:
+        while True:
+            self.readings = await asyncio.to_thread(read, self._settings)
+            await asyncio.sleep(READ_S)
 
     async def _watch(self) -> None:
         while True:
@@ -192,14 +195,13 @@ class OwnerControl:
 
     def _note_faults(self) -> None:
         """Note each option that has no effect, once after each edit."""
-        for option, why in self._readings().faults.items():
+        for option, why in self.readings.faults.items():
             if option not in self._noted_faults and getattr(self._settings, option):
                 self._noted_faults.add(option)
                 self._notebook.note("not in effect", option=option, why=why)
 
     def _accept(self, settings: Settings) -> None:
         old, self._settings, self._fault = self._settings, settings, ""
-        self._sensors.watch(settings)
         self._noted_faults.clear()
         changes = [
             f"{name} {getattr(settings, name)!r}, before {getattr(old, name)!r}"
@@ -237,12 +239,9 @@ class OwnerControl:
 
     def _decide(self) -> PolicyDecision:
         now = self._now()
-        rest = self._rest_rule.reason(self._settings, self._readings(), self._clock())
+        rest = self._rest_rule.reason(self._settings, self.readings, self._clock())
         month = self._traffic.month(now)
         return decide(self._settings, paused_until=self._paused_until, now=now, month=month, rest=rest)
-
-    def _readings(self) -> Readings:
-        return current(self._sensors.readings, self._settings, self._clock())
 
     def _restore_pause(self) -> None:
         self._paused_until, fault = self._pause.load()
@@ -379,7 +378,7 @@ class OwnerControl:
             },
             "settings": self._settings.model_dump() | {"nickname": self.nickname},
             "settings_fault": self._fault,
-            "not_in_effect": dict(self._readings().faults),
+            "not_in_effect": dict(self.readings.faults),
             "lines": [{"age_s": round(self._clock() - at), "line": text} for at, text in list(self._last_lines)],
         }
 

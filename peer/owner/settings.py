@@ -35,10 +35,7 @@ HIGHEST = 1_000_000
 MAX_THREADS = 1024
 MAX_STAGES = 64
 MAX_PROGRAMS, MAX_PROGRAM_CHARS = 32, 64
-MIN_CELSIUS, MAX_CELSIUS = 30, 110
-"""Range of temperature limits in °C: rooms are cooler, and processors switch themselves off above it."""
 MIN_MEMORY_GB = 0.25
-MAX_MINUTES = 1440
 
 WAITING = frozenset({"nickname", "device", "stages", "threads", "memory_gb", "compile", "punch", "track"})
 """Names of the options whose edits apply only from the next start."""
@@ -65,13 +62,10 @@ def _program(name: str) -> str:
     return name
 
 
-def _zero_or_from(lowest: float, unit: str) -> AfterValidator:
-    def check(value: float) -> float:
-        if 0 < value < lowest:
-            raise ValueError(f"it is 0 or at least {lowest:g} {unit}")
-        return value
-
-    return AfterValidator(check)
+def _memory(value: float) -> float:
+    if 0 < value < MIN_MEMORY_GB:
+        raise ValueError(f"it is 0 or at least {MIN_MEMORY_GB:g} GB")
+    return value
 
 
 def _hours(text: str) -> str:
@@ -128,16 +122,8 @@ class Settings(Section):
     """Programs during which the peer is paused, by the names that `ps -e` shows; it resumes a minute after the last
     one ended. Allowed: a list of at most 32 names like ["steam", "blender"]."""
 
-    pause_while_active_minutes: int = Field(default=0, ge=0, le=MAX_MINUTES)
-    """Minutes for which the peer is paused after somebody used this computer. Linux with logind reports it, on many
-    desktops only after some minutes. Allowed: 0 (never), or a whole number up to 1,440."""
-
     pause_on_battery: bool = False
     """Whether the peer is paused while the battery feeds this computer. Allowed: true or false."""
-
-    pause_above_celsius: Annotated[float, Field(ge=0, le=MAX_CELSIUS), _zero_or_from(MIN_CELSIUS, "°C")] = 0.0
-    """Temperature of the processor in °C, above which the peer is paused until it is 10 °C lower. Allowed: 0 (never),
-    or a number from 30 to 110."""
 
     nickname: Annotated[str, AfterValidator(nickname_text)] = ""
     """Name shown to people. Applies from the next start; --nickname takes precedence. Allowed: at most 32 printable
@@ -157,7 +143,7 @@ class Settings(Section):
     """Number of CPU threads that torch uses; 0: torch decides. Applies from the next start. Allowed: a whole number
     from 0 to 1,024."""
 
-    memory_gb: Annotated[float, Field(ge=0, le=HIGHEST), _zero_or_from(MIN_MEMORY_GB, "GB")] = 0.0
+    memory_gb: Annotated[float, Field(ge=0, le=HIGHEST), AfterValidator(_memory)] = 0.0
     """Memory in GB (10^9 bytes) that the peer plans with, the card's not included; it does not start with a model that
     needs more. Applies from the next start. Allowed: 0 (all), or a number from 0.25 to 1,000,000."""
 

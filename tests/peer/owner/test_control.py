@@ -34,8 +34,7 @@ from peer.owner.control import OwnerControl, TrainingHandle, local_time
 from peer.owner.control_socket import POINTER, SOCKET, NotRunningError, ask
 from peer.owner.pause import parse_end
 from peer.owner.policy import GIVEN_SHARE
-from peer.owner.resting import CALM_S, STALE_S, Readings
-from peer.owner.sensors import Sensors
+from peer.owner.resting import CALM_S, Readings
 from peer.owner.settings import Settings, SettingsFile
 from peer.owner.traffic import Month, TrafficCount
 from peer.participation import Mode, Participation, TrainerControl
@@ -102,25 +101,6 @@ class FakeParticipation:
             self.modes.append(mode)
 
 
-class FakeSensors:
-    """Sensors that tell what a test sets."""
-
-    def __init__(self) -> None:
-        self.readings = Readings(at=math.inf)
-        self.watched: list[Settings] = []
-        self.runs = False
-
-    def watch(self, settings: Settings) -> None:
-        self.watched.append(settings)
-
-    async def run(self) -> None:
-        self.runs = True
-        try:
-            await asyncio.Event().wait()
-        finally:
-            self.runs = False
-
-
 class Desk:
     """Owner control and everything around it."""
 
@@ -135,7 +115,6 @@ class Desk:
         self.stamp = 0
         self.admission = ""
         self.participation, self.record = FakeParticipation(), FakeRecord()
-        self.sensors = FakeSensors()
         self.owner = self.new_owner()
 
     def new_owner(self) -> OwnerControl:
@@ -146,7 +125,6 @@ class Desk:
             self.rates,
             self.signals,
             self.notebook,
-            cast(Sensors, self.sensors),
             now=lambda: self.date,
             clock=lambda: self.seconds,
         )
@@ -199,7 +177,7 @@ class Desk:
             self.owner.save_if_due()
 
     def sense(self, **readings: Any) -> None:
-        self.sensors.readings = Readings(at=self.seconds, **readings)
+        self.owner.readings = Readings(**readings)
         self.look()
 
     def order(self, command: str, **details: Any) -> str:
@@ -532,7 +510,6 @@ def test_a_full_disk_is_told_once(desk: Desk) -> None:
 def test_it_rests_for_other_uses_of_its_machine_and_says_why(desk: Desk) -> None:
     desk.take()
     desk.edit('pause_while = ["steam"]\npause_on_battery = true')
-    assert desk.sensors.watched[-1].pause_while == ["steam"]
     desk.record.is_held = True
     desk.sense(programs=frozenset({"steam"}), on_battery=False)
     assert desk.participation.modes == [Mode.SWARM, Mode.PAUSED]
@@ -551,7 +528,7 @@ def test_it_rests_for_other_uses_of_its_machine_and_says_why(desk: Desk) -> None
 
 
 def test_an_option_without_effect_is_told_once_after_each_edit(desk: Desk) -> None:
-    desk.sense(faults={"pause_above_celsius": "of another time"})
+    desk.sense(faults={"pause_while": "of another time"})
     desk.edit("pause_on_battery = true")
     for why in ("this system shows no battery", "this system shows no battery still"):
         desk.sense(faults={"pause_on_battery": why})
@@ -563,20 +540,16 @@ def test_an_option_without_effect_is_told_once_after_each_edit(desk: Desk) -> No
     assert desk.kinds() == ["settings", "not in effect"] * 2
 
 
-def test_sensors_that_do_not_answer_are_faults_of_the_settings_that_need_them(desk: Desk) -> None:
-    desk.edit("pause_on_battery = true")
-    desk.sense(on_battery=True)
-    assert desk.status()["not_in_effect"] == {}
-    desk.look(round(STALE_S))
-    why = "the sensors have not answered for 60 s"
-    assert desk.notebook.notes[-1] == ("not in effect", {"option": "pause_on_battery", "why": why})
-    assert desk.status()["not_in_effect"] == {"pause_on_battery": why}
+def test_programs_and_battery_are_read_while_the_peer_runs(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = threading.Event()
 
+    def read(settings: Settings) -> Readings:
+        asked.set()
+        return Readings(on_battery=True)
 
-def test_the_sensors_run_as_long_as_the_peer(desk: Desk) -> None:
+    monkeypatch.setattr(control_module, "read", read)
     with desk.running():
-        assert desk.sensors.runs
-    assert not desk.sensors.runs
+        assert asked.wait(10)
 
 
 def test_outside_of_its_hours_it_rests_whatever_resume_says(desk: Desk) -> None:
