@@ -28,12 +28,12 @@ from p2ptrain.data.weight_files import check_option
 from p2ptrain.host.loop import Signals, train
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.net.identity import Identity
-from p2ptrain.net.start_options import merged
+from p2ptrain.net.start_options import OptionsFile, merged
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.recipes import RECIPES
 from p2ptrain.tokens.opened import user_store
 from peer.admission_client import AdmissionClient
-from peer.assembly import PeerOptions, TrainingSession, build, fitting_mesh
+from peer.assembly import TrainingSession, build, fitting_mesh
 from peer.home import Home, home_for
 from peer.keeper import check_options, check_run
 from peer.manifest_fetch import ask_for_manifest
@@ -47,7 +47,7 @@ from peer.screen import Screen
 from peer.session_recorder import SessionRecorder
 from peer.sharing import Sharing
 from peer.space import check_space, text_bytes
-from peer.start_options import StartFile, StartOptions
+from peer.start_options import PeerOptions, StartOptions
 from peer.state import StatusView
 from peer.stopping import Stopping
 from peer.swarm_life import CODEC_THREADS, Life, WrapEnvironment, life_alone, life_in_swarm
@@ -68,9 +68,9 @@ async def run_peer(given: PeerOptions, wrap: WrapEnvironment) -> None:
     home = home_for(given.link, given.home)
     cgroups.check_pids()
     with _log_of(home, given.verbose) as log:
-        file, start = SettingsFile(home.path), StartFile(home.path)
+        file, start = SettingsFile(home.path), OptionsFile(home.path, StartOptions)
         settings, is_first = file.load(), not start.path.exists()
-        saved = _saved(start, given, settings)
+        saved = _saved(start, given)
         remembered = merged(given, saved)
         options = _completed(remembered, settings)
         devices, figures = _devices(given, options, home), folder_of(options.track)
@@ -78,7 +78,6 @@ async def run_peer(given: PeerOptions, wrap: WrapEnvironment) -> None:
             log.note("remembered", options=command_line(*words))
         signals, rates = Signals(), Throttles()
         owner = OwnerControl(home, file, settings, rates, signals, log)
-        owner.nickname = options.nickname or ""
         log.listen(owner.on_note)
         with Stopping(signals, log) as stopping, DaemonThread("training") as thread:
             async with owner.running(stopping.watch), contextlib.AsyncExitStack() as stack:
@@ -110,14 +109,14 @@ async def run_peer(given: PeerOptions, wrap: WrapEnvironment) -> None:
                             stopping.watch(supply.run())
                         await files.others()
                         await thread.run(files.weights, thread, given.weights is not None)
-                        start.save(remembered, settings)  # not what was refused
+                        start.save(remembered)  # not what was refused
                         if supply is not None:
                             await supply.until_held_out()
                     session = await thread.run(
                         build, options, devices, home, identity, signed, log, stack, signals.stop.is_set, supply
                     )
                     if options.keep is not None:  # ``build`` may refuse it
-                        start.save(remembered, settings)
+                        start.save(remembered)
                     if not is_first and session.record.checkpoints.digest is None:
                         log.note("no checkpoint", seconds=SAVE_PERIOD_S)
                     sharing.set_run(signed, home, session.record, bool(options.local))
@@ -159,24 +158,19 @@ def _log_of(home: Home, verbose: bool) -> Iterator[EventLog]:
         yield log
 
 
-def _saved(start: StartFile, given: PeerOptions, settings: Settings) -> StartOptions:
+def _saved(start: OptionsFile[StartOptions], given: PeerOptions) -> StartOptions:
     """Return the options that the home remembers, as far as this start uses them."""
-    saved = StartOptions() if given.forget else start.load(settings)
+    saved = StartOptions() if given.forget else start.load()
     return saved if given.device is None else saved.without_stages()
 
 
 def _completed(options: PeerOptions, settings: Settings) -> PeerOptions:
-    """Fill in from the settings what the command line leaves open, and set the number of torch threads."""
+    """Add what the settings allow, and set the number of torch threads."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    device = settings.device if options.device is None else options.device
     return replace(
         options,
-        device=device,
-        stages=options.stages or settings.stages or None,
-        nickname=options.nickname or settings.nickname,
         memory_bytes=settings.memory_bytes,
-        track=options.track or settings.track,
         compile=compile_mode(settings.compile, os.environ),
         punch=settings.punch,
     )

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     type=click.Path(file_okay=False, path_type=UserPath),
     help="Home directory of this peer. [~/.p2ptrain/RUN]",
 )
-@click.option("--device", help=f"{DEVICE_WORDS}. [settings.toml; auto]")
+@click.option("--device", help=f"{DEVICE_WORDS}. [auto]")
 @click.option("--devices", help="Train on several, as cuda:0,cuda:1, or on all cards: all.", metavar="DEVICE,…")
 @click.option("--stages", type=click.IntRange(1, 64), help="Of several devices: cut the model into so many parts.")
 @TEAM
@@ -57,8 +57,8 @@ if TYPE_CHECKING:
 @click.option(
     "--page-hosts", envvar="P2PTRAIN_PAGE_HOSTS", metavar="NAME,…", help="Host names by which the page may be opened."
 )
-@click.option("--share/--no-share", default=None, help="Let bootstraps show this peer's figures. [settings.toml]")
-@click.option("--track", metavar="tensorboard:DIR", help="Write figures for TensorBoard. [settings.toml]")
+@click.option("--share/--no-share", default=None, help="Let bootstraps show this peer's figures.")
+@click.option("--track", metavar="tensorboard:DIR", help="Write figures for TensorBoard.")
 @click.option("-v", "--verbose", is_flag=True, help="Print every exchange, not only news.")
 @click.option("--forget", is_flag=True, help="Use only the options of this start, none that the home remembers.")
 def peer(
@@ -107,8 +107,8 @@ def peer(
         from p2ptrain.net.shard_mirror import Mirror
         from p2ptrain.wire import MAX_NICKNAME_CHARS, is_nickname
         from peer.app import run
-        from peer.assembly import PeerOptions
         from peer.keeper import ALL, parsed
+        from peer.start_options import PeerOptions
         from peer.trackers import PREFIX, folder_of
 
     if nickname is not None and not is_nickname(nickname):

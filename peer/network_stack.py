@@ -14,11 +14,11 @@ from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.relay.relay import RelayLimits
 from p2ptrain.net.throttle import Throttles
-from peer.assembly import PeerOptions
 from peer.duplicate_identity import IdentityWatch
 from peer.home import AddressBook, Addresses, Home
 from peer.network import Connection
 from peer.paths import Paths
+from peer.start_options import PeerOptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,13 +25,13 @@ from p2ptrain.net.throttle import Throttles
 from p2ptrain.ports import Link
 from p2ptrain.tokens.opened import open_corpus, user_store
 from peer.admission_client import AdmissionClient
-from peer.assembly import PeerOptions
 from peer.file_fetch import Source, ask_for_file
 from peer.home import Home
 from peer.initial_weights import needs_weights, provide_weights
 from peer.network_stack import NetworkStack
 from peer.shard_sources import ShardSources
 from peer.space import text_bytes
+from peer.start_options import PeerOptions
 from peer.token_supply import TokenSupply
 
 MAX_ASKED = 8

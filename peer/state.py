@@ -118,18 +118,11 @@ class StatusView:
         self._distances: deque[float] = deque(maxlen=RECENT)
         self._listeners: list[EventListener] = []
         self._join: Callable[[], str] = str
-        self._shares: Callable[[], bool] = lambda: False
-        self._unshared_serial = 0
-        """Serial of the last news while nothing was shared."""
         self._shared_failures: deque[tuple[int, float, str]] = deque(maxlen=MOST_FAILURES)
         """Failures that others may see: serial, time, line."""
         self._receipt: Receipt | None = None
         self._memory = PageMemory()
         self._file: MemoryFile | None = None
-
-    def shared_while(self, shares: Callable[[], bool]) -> None:
-        """Show others only what happens while ``shares()`` is true; the noting thread calls it."""
-        self._shares = shares
 
     def on_event(self, listener: EventListener) -> None:
         """Call ``tell`` with every later exchange and failure, in the noting thread."""
@@ -171,11 +164,8 @@ class StatusView:
                 self._view.contributions.take(signed)
 
     def on_note(self, kind: str, fields: dict[str, Any]) -> None:
-        is_shared = self._shares()
         with self._lock:
             event = self._record(kind, fields, self._wall())
-            if not is_shared:
-                self._unshared_serial = self._view.last_serial
         if event is not None:
             for listener in self._listeners:
                 listener(event)
@@ -211,8 +201,7 @@ class StatusView:
     def report(self, serial: int) -> tuple[dict[str, Any], list[list[Any]]]:
         """Return our row and our news after a serial number, for bootstraps that show the swarm.
 
-        Returns all news if that serial is from an earlier process of this peer. Leaves out what happened while nothing
-        was shared.
+        Returns all news if that serial is from an earlier process of this peer.
         """
         with self._lock:
             self._refresh()
@@ -223,7 +212,7 @@ class StatusView:
             ]
             news += [["failure", *each] for each in self._shared_failures]
             news += [["checkpoint", row.n, row.at, row.step] for row in view.checkpoints]
-            known = max(serial if serial <= view.last_serial else 0, self._unshared_serial)
+            known = serial if serial <= view.last_serial else 0
             since = sorted((each for each in news if each[1] > known), key=lambda each: each[1])
             sample = {} if view.sample is None else {"sample": view.sample.text[:MAX_SAMPLE_SHARED]}
             return plain(self._own_row()) | sample | self._own_contribution(), since

@@ -16,6 +16,7 @@ from p2ptrain.base.errors import P2pTrainError, UserError
 from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.base.text import UserPath
 from p2ptrain.manifest import JoinLink, Manifest
+from p2ptrain.net.start_options import OptionsFile
 from p2ptrain.tokens.opened import user_store
 from peer.doctor import findings as show
 from peer.doctor import machine
@@ -23,6 +24,7 @@ from peer.doctor.findings import Finding, bad, note, skipped
 from peer.home import Home, default_home
 from peer.options import AT, LINK, TEAM, WEIGHTS
 from peer.owner.settings import Settings, SettingsFile, compile_mode
+from peer.start_options import StartOptions
 
 DEFAULT_PORT = 31337
 """Default port, equal to the bootstrap's: one forwarded port serves both."""
@@ -46,7 +48,7 @@ def _unheard() -> Iterator[None]:
 @click.option(
     "--home", type=click.Path(file_okay=False, path_type=UserPath), help="Home of the peer; need not exist yet."
 )
-@click.option("--device", help=f"{DEVICE_WORDS}. [settings.toml; auto]")
+@click.option("--device", help=f"{DEVICE_WORDS}. [as the peer of --home; auto]")
 @click.option("--devices", help="Several devices of one peer, as cuda:0,cuda:1, or all cards: all.", metavar="DEVICE,…")
 @click.option("--stages", type=click.IntRange(1, 64), help="Of several devices: cut the model into so many parts.")
 @TEAM
@@ -97,7 +99,11 @@ def doctor(
     settings = Settings()
     with _errors_as_findings("settings", found):
         settings = SettingsFile(place).load(create=False)
-    device = devices or device or settings.device
+    saved = StartOptions()
+    with _errors_as_findings("settings", found):
+        saved = OptionsFile(place, StartOptions).load()
+    stages = stages or (None if devices or device else saved.stages)
+    device = devices or device or saved.device or "auto"
     with _errors_as_findings("device", found):
         found += machine.device(device)
     with _errors_as_findings("compiler", found):
@@ -123,7 +129,7 @@ def doctor(
             holders, text = examined.holders, examined.text
     found += _material(manifest, Home(place), weights, holders, text)
     with _errors_as_findings("memory", found):
-        found += machine.memory(manifest, device, settings.memory_bytes, stages or settings.stages or None, others)
+        found += machine.memory(manifest, device, settings.memory_bytes, stages, others)
     found += _speed(manifest, device, settings, found)
     with _errors_as_findings("disk", found):
         found += machine.disk(place, manifest)

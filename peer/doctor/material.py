@@ -11,12 +11,12 @@ from p2ptrain.data.file_store import MOST_STORED_BYTES, NamedFile, named_weights
 from p2ptrain.data.tokenizer import load_tokenizer
 from p2ptrain.data.weight_files import check_option, find_named
 from p2ptrain.manifest import Manifest, advice
+from p2ptrain.net.start_options import OptionsFile
 from p2ptrain.tokens.opened import open_corpus, user_store
 from peer.doctor.findings import Finding, bad, note, ok
 from peer.home import Home
 from peer.initial_weights import needs_weights
-from peer.owner.settings import Settings
-from peer.start_options import StartFile
+from peer.start_options import StartOptions
 
 NOT_ASKED: Mapping[str, PeerId | None] = {}
 """Holders of the run's files if no node was asked: nothing is known of any file."""
@@ -82,7 +82,7 @@ def check_weights(
     if init.kind == "hub":
         return [ok("weights", f"those of {init.name} of the Hugging Face hub are downloaded at the first start")]
     named = named_weights(manifest)
-    found = find_named(named, home.files, given or StartFile(home.path).load(Settings()).weights)
+    found = find_named(named, home.files, given or OptionsFile(home.path, StartOptions).load().weights)
     missing = [_missing("weights", each, holders) for each in named if each.sha256 not in found]
     return missing or [ok("weights", "the run's initial weights are here")]
 

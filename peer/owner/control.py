@@ -77,8 +77,6 @@ class OwnerControl:
         now: Callable[[], datetime] = local_time,
         clock: Clock = time.monotonic,
     ) -> None:
-        self.nickname = settings.nickname
-        """Name shown to people in this session; another of settings.toml applies from the next start."""
         self._home = home
         self._file = file
         self._settings = settings
@@ -338,11 +336,6 @@ class OwnerControl:
 
     # --- figures for displays; safe from any thread -------------------------------------------------------------------
 
-    @property
-    def shares(self) -> bool:
-        """Whether the owner agreed that others show this peer's figures."""
-        return self._settings.share_figures
-
     def state(self) -> tuple[str, str]:
         handle, leaving = self._handle, self._signals.stop.is_set() or self._signals.last.is_set()
         record, participation = (None, None) if handle is None else (handle.record, handle.participation)
@@ -376,7 +369,7 @@ class OwnerControl:
                 "given_bytes": month.given,
                 "allowed_bytes": allowed if math.isfinite(allowed) else None,
             },
-            "settings": self._settings.model_dump() | {"nickname": self.nickname},
+            "settings": self._settings.model_dump(),
             "settings_fault": self._fault,
             "not_in_effect": dict(self.readings.faults),
             "lines": [{"age_s": round(self._clock() - at), "line": text} for at, text in list(self._last_lines)],

@@ -17,15 +17,12 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, ValidationError
 
 from p2ptrain.base import files
-from p2ptrain.base.device_names import DEVICES_NAME, DEVICES_WORDS
 from p2ptrain.base.errors import HomeError
 from p2ptrain.manifest import SETTINGS_FILE
 from p2ptrain.manifest.document import field_lines, read_toml
 from p2ptrain.manifest.faults import error_lines
 from p2ptrain.manifest.section import Section
 from p2ptrain.net.throttle import MBIT, MIN_RATE
-from p2ptrain.wire import MAX_NICKNAME_CHARS, is_nickname
-from peer.trackers import tracker_name
 
 MAX_BYTES = 64 << 10
 GB = 1e9
@@ -33,11 +30,10 @@ MIN_MBIT = MIN_RATE / MBIT
 HIGHEST = 1_000_000
 """Largest number: more than any line or month; a larger one is a typing error."""
 MAX_THREADS = 1024
-MAX_STAGES = 64
 MAX_PROGRAMS, MAX_PROGRAM_CHARS = 32, 64
 MIN_MEMORY_GB = 0.25
 
-WAITING = frozenset({"nickname", "device", "stages", "threads", "memory_gb", "compile", "punch", "track"})
+WAITING = frozenset({"threads", "memory_gb", "compile", "punch"})
 """Names of the options whose edits apply only from the next start."""
 
 CompileMode = Literal["auto", "on", "off"]
@@ -74,20 +70,6 @@ def _hours(text: str) -> str:
     return text
 
 
-def nickname_text(text: str) -> str:
-    """Return a valid nickname. Raises ValueError."""
-    if not is_nickname(text):
-        raise ValueError(f"a nickname has at most {MAX_NICKNAME_CHARS} printable characters")
-    return text
-
-
-def device_name(text: str) -> str:
-    """Return the valid names of one or several devices. Raises ValueError."""
-    if not DEVICES_NAME.fullmatch(text):
-        raise ValueError(f"devices are {DEVICES_WORDS}")
-    return text
-
-
 def _span(text: str) -> tuple[int, int]:
     """Return begin and end in minutes of the day; ``text`` must match ``_SPAN``."""
     found = _SPAN.fullmatch(text)
@@ -101,7 +83,7 @@ Cap = Annotated[float, Field(ge=0, le=HIGHEST), AfterValidator(_cap)]
 
 
 class Settings(Section):
-    """Contents of settings.toml; by default nothing is capped and no figures are shared."""
+    """Contents of settings.toml; by default nothing is capped."""
 
     upload_mbit: Cap = 0.0
     """Maximum upload rate in Mbit/s (10^6 bits per second). Allowed: 0 (no cap), or a number from 0.25 to 1,000,000."""
@@ -125,20 +107,6 @@ class Settings(Section):
     pause_on_battery: bool = False
     """Whether the peer is paused while the battery feeds this computer. Allowed: true or false."""
 
-    nickname: Annotated[str, AfterValidator(nickname_text)] = ""
-    """Name shown to people. Applies from the next start; --nickname takes precedence. Allowed: at most 32 printable
-    characters."""
-
-    device: Annotated[str, AfterValidator(device_name)] = "auto"
-    """Device for training, or several for one peer, like "cuda:0,cuda:1". Applies from the next start; --device and
-    --devices take precedence. Allowed: "auto", "cpu", "mps", "cuda", "xpu", "cuda:<number>" or "xpu:<number>", several
-    with commas between them, or "all" (all cards)."""
-
-    stages: int = Field(default=0, ge=0, le=MAX_STAGES)
-    """Pipeline stages of a peer on several devices, which are that many devices or a multiple: each further set holds
-    the model again and takes a share of each step. 0: as many as devices and model allow. Applies from the next start;
-    --stages takes precedence. Allowed: a whole number from 0 to 64 that divides the devices."""
-
     threads: int = Field(default=0, ge=0, le=MAX_THREADS)
     """Number of CPU threads that torch uses; 0: torch decides. Applies from the next start. Allowed: a whole number
     from 0 to 1,024."""
@@ -156,16 +124,6 @@ class Settings(Section):
     """Whether this peer, if nobody can dial it, connects directly to others through its router and theirs. A direct
     partner learns this computer's public IP address; through a relay it does not. Applies from the next start. Allowed:
     true or false."""
-
-    share_figures: bool = False
-    """Whether a bootstrap that shows the swarm on a page may ask this peer for its figures: device, speed, losses,
-    traffic, exchanges and failures with partners, a sample text of its model. It then also lists this peer's tokens and
-    hours, after the peer has left too, and may show these and the texts to everybody. Nickname and progress are public
-    in any case. --share takes precedence. Allowed: true or false."""
-
-    track: Annotated[str, AfterValidator(tracker_name)] = "none"
-    """Directory for TensorBoard's files, which get this peer's figures once per outer step. Applies from the next
-    start; --track takes precedence. Allowed: "none" or "tensorboard:<directory>"."""
 
     @property
     def upload_rate(self) -> float:
@@ -193,9 +151,9 @@ class Settings(Section):
 
 
 _HEADER = """\
-# What this peer may use of your machine. Only your nickname, and your figures if you share or track them, are sent to
-# others; nothing here changes how the swarm trains. You can edit the file while the peer runs; a change
-# applies within seconds. If the file is faulty, the peer says so and keeps the previous settings.
+# What this peer may use of your machine. Nothing here is sent to others or changes how the swarm trains. You can edit
+# the file while the peer runs; a change applies within seconds. If the file is faulty, the peer says so and keeps the
+# previous settings.
 """
 
 
@@ -213,8 +171,6 @@ def parse(text: str) -> Settings:
         data = read_toml(text)
     except ValueError as error:
         raise ValueError(f"it is not valid TOML: {error}") from None
-    if data.pop("gpu_watts", 0):  # files of older versions have it, most with 0
-        raise ValueError("gpu_watts is no option any more; delete it, and run: sudo nvidia-smi -pl WATTS")
     try:
         return Settings.model_validate(data)
     except ValidationError as error:

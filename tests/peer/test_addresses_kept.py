@@ -25,10 +25,10 @@ from p2ptrain.net.identity import Identity
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.page.listen_address import ListenAddress
 from peer import network_stack
-from peer.assembly import PeerOptions
 from peer.cli import invite
 from peer.home import AddressBook, Addresses, Home
 from peer.sharing import Sharing
+from peer.start_options import PeerOptions
 from peer.state import StatusView
 
 RELAY = PeerId(STRANGER)

@@ -212,11 +212,11 @@ def test_an_edit_caps_the_lines_and_a_faulty_one_leaves_them(desk: Desk) -> None
 
 
 def test_what_counts_from_the_next_start_is_told_so(desk: Desk) -> None:
-    waiting = 'nickname = "fox"\ndevice = "cpu"\nthreads = 2\nmemory_gb = 2\ncompile = "off"'
-    desk.edit(f"upload_mbit = 8\n{waiting}\nshare_figures = true")
+    waiting = 'threads = 2\nmemory_gb = 2\ncompile = "off"'
+    desk.edit(f"upload_mbit = 8\n{waiting}")
     ((_, fields),) = desk.notebook.notes
     waits = {change.split()[0] for change in fields["what"].split("; ") if change.endswith("(from the next start)")}
-    assert waits == {"nickname", "device", "threads", "memory_gb", "compile"}
+    assert waits == {"threads", "memory_gb", "compile"}
     assert "upload_mbit 8.0, before 0.0;" in fields["what"]
 
 
@@ -717,8 +717,6 @@ def test_a_home_that_is_closed_to_us_is_an_error_of_ours(
 def test_settings_are_shown_as_they_count(desk: Desk) -> None:
     desk.edit("threads = 2")
     assert Settings(**desk.status()["settings"]) == Settings(threads=2)
-    desk.owner.nickname = "fox"  # of --nickname
-    assert desk.status()["settings"]["nickname"] == "fox"
 
 
 def test_the_page_says_of_a_peer_what_status_says(desk: Desk) -> None:
