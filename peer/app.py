@@ -34,10 +34,11 @@ from p2ptrain.recipes import RECIPES
 from p2ptrain.tokens.opened import user_store
 from peer.admission_client import AdmissionClient
 from peer.assembly import TrainingSession, build, fitting_mesh
+from peer.duplicate_identity import IdentityWatch
 from peer.home import Home, home_for
 from peer.keeper import check_options, check_run
 from peer.manifest_fetch import ask_for_manifest
-from peer.network_stack import connect
+from peer.network import connect
 from peer.owner.control import OwnerControl, TrainingHandle
 from peer.owner.settings import Settings, SettingsFile, compile_mode
 from peer.participation import TrainerControl
@@ -86,20 +87,20 @@ async def run_peer(given: PeerOptions, wrap: WrapEnvironment) -> None:
                     signed = home.load_manifest(options.link.run_id if options.link else None)
                     sharing = _sharing(identity, options, owner, figures is not None, log, stopping)
                     is_alone = signed is not None and not RECIPES[signed.manifest.outer.recipe].exchanges
-                    network = admission = None
+                    network, admission, watch = None, None, IdentityWatch(home, log)
                     if not is_alone:
                         network = await connect(
-                            stack, options, home, identity, signed, log, rates, lambda: stopping.is_hasty
+                            stack, options, home, identity, signed, log, rates, watch, lambda: stopping.is_hasty
                         )
                     if signed is None:
                         assert network is not None
                         assert options.link is not None  # home_for checked it
-                        connection = network.connection
+                        connection = network
                         signed = await ask_for_manifest(options.link, lambda: connection.node, log)
                         home.save_manifest(signed)
                     await thread.run(_check, signed, given, options, devices, home, log)
                     if network is not None:  # checked before anything costly
-                        admission = AdmissionClient(network.connection, home, signed, identity.peer_id, log)
+                        admission = AdmissionClient(network, home, signed, identity.peer_id, log)
                         await admission.enter(options.link)
                     supply: TokenSupply | None = None
                     if options.keep is None:
@@ -130,9 +131,9 @@ async def run_peer(given: PeerOptions, wrap: WrapEnvironment) -> None:
                         life = life_alone(session)
                     else:
                         pool = stack.enter_context(ThreadPoolExecutor(CODEC_THREADS, thread_name_prefix="codec"))
-                        life = life_in_swarm(session, control, network, signed, admission, sharing, pool, wrap)
+                        life = life_in_swarm(session, control, network, watch, signed, admission, sharing, pool, wrap)
                     await _train(session, life, control, owner, thread)
-                    if network is not None and (fault := network.identity_watch.error()):
+                    if (fault := watch.error()) is not None:
                         raise fault
                     if not session.record.learner.ended:
                         command = command_line("p2ptrain", "peer", "--home", home.path.absolute())

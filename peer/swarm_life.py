@@ -28,8 +28,9 @@ from p2ptrain.swarm.events import Event, LeaveRequested, TrainingEnded
 from peer.admission_client import AdmissionClient
 from peer.assembly import TrainingSession
 from peer.contributions import Contributions
+from peer.duplicate_identity import IdentityWatch
 from peer.ledger import Ledger
-from peer.network_stack import NetworkStack
+from peer.network import Connection
 from peer.participation import Participation, TrainerControl
 from peer.paths import PathNotebook
 from peer.sharing import Sharing
@@ -72,7 +73,8 @@ def life_alone(session: TrainingSession) -> Life:
 def life_in_swarm(
     session: TrainingSession,
     control: TrainerControl,
-    network: NetworkStack,
+    connection: Connection,
+    watch: IdentityWatch,
     signed: SignedManifest,
     admission: AdmissionClient,
     sharing: Sharing,
@@ -85,7 +87,7 @@ def life_in_swarm(
         pool: encodes and decodes, with ``CODEC_THREADS`` threads.
     """
     record, learner = session.record, session.record.learner
-    connection, foreign_tokens = network.connection, record.home.foreign_tokens()
+    foreign_tokens = record.home.foreign_tokens()
 
     async def work(function: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
@@ -95,8 +97,8 @@ def life_in_swarm(
 
     contributions = Contributions(
         signed.run_id,
-        network.identity.peer_id,
-        network.identity.state,
+        connection.identity.peer_id,
+        connection.identity.state,
         Ledger(record.home.contributions),
         lambda: (learner.step, max(learner.tokens - foreign_tokens, 0)),
         record.notebook,
@@ -104,7 +106,7 @@ def life_in_swarm(
     environment = DriverEnvironment(
         transport=admission.transport(),
         directory=connection,
-        notebook=PathNotebook(record.notebook, network.paths),
+        notebook=PathNotebook(record.notebook, connection.paths),
         clock=steady,
         sign=connection.sign,
         live_until=admission.live_until,
@@ -126,15 +128,14 @@ def life_in_swarm(
         environment.work,
         time.monotonic,
         contributions.given,
-        network.rates,
+        connection.rates,
         admission.counts,
         session.record.keeps,
     )
     stored = {each.sha256: record.home.files.find(each.sha256) for each in named_files(signed.manifest)}
-    file_server = FileServer({sha256: path for sha256, path in stored.items() if path is not None}, network.rates)
+    file_server = FileServer({sha256: path for sha256, path in stored.items() if path is not None}, connection.rates)
     participation = Participation(learner, session.new_core, replace(environment, weight_server=weight_server), control)
     record.live_peers, record.counters = lambda: participation.live_peers, participation.counters
-    watch = network.identity_watch
 
     def stop() -> None:
         control.signals.stop.set()
@@ -156,12 +157,11 @@ def life_in_swarm(
         tasks = in_background(
             connection.keep_cache(records),
             admission.update(),
-            sharing.update(connection, participation, network.paths, contributions),
+            sharing.update(connection, participation, connection.paths, contributions),
         )
         try:
             async with tasks, contributions.gathering(receipt_transport):
                 why = await participation.live()
-                await watch.linger(connection.announce_briefly)
                 return why if watch.rival is None else "another process uses its identity"
         finally:
             connection.save_cache(records())

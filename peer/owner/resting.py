@@ -79,7 +79,7 @@ def read(settings: Settings) -> Readings:
             faults[option] = one_line(str(error) or type(error).__name__)
             return default
 
-    programs = value("pause_while", lambda: running(settings.pause_while), frozenset())
+    programs = value("pause_while", lambda: running(settings.pause_while), frozenset[str]())
     return Readings(programs, value("pause_on_battery", is_on_battery, False), faults)
 
 

@@ -24,8 +24,9 @@ from p2ptrain.net import address
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.page.listen_address import ListenAddress
-from peer import network_stack
+from peer import network
 from peer.cli import invite
+from peer.duplicate_identity import IdentityWatch
 from peer.home import AddressBook, Addresses, Home
 from peer.sharing import Sharing
 from peer.start_options import PeerOptions
@@ -78,13 +79,14 @@ def test_whoever_is_reached_through_a_relay_says_so_in_its_links(
         said = capsys.readouterr()
         return said.out.strip(), said.err
 
-    monkeypatch.setattr(network_stack, "Connection", StillConnection)
+    monkeypatch.setattr(network, "Connection", StillConnection)
 
     async def peer() -> None:
         async with contextlib.AsyncExitStack() as stack:
             log = stack.enter_context(contextlib.closing(EventLog(home.events)))
-            line = await network_stack.connect(
-                stack, PeerOptions(link), home, identity, signed, log, Throttles(), lambda: False
+            watch = IdentityWatch(home, log)
+            line = await network.connect(
+                stack, PeerOptions(link), home, identity, signed, log, Throttles(), watch, lambda: False
             )
             showing.set_run(signed, home, cast(Any, record), local=False)
             state._sources = None  # as before there are figures
@@ -93,7 +95,7 @@ def test_whoever_is_reached_through_a_relay_says_so_in_its_links(
             assert "Nobody outside your network" in warned
             assert "No peer is running" in warned  # since this test does not hold the home's lock
             assert at_first in state.document()["join"]
-            await cast(Any, line.connection).move(CIRCUIT, NEAR)
+            await cast(Any, line).move(CIRCUIT, NEAR)
             later, warned = invited()
             assert JoinLink.parse(later).addresses == (
                 address.with_peer(CIRCUIT, identity.peer_id),
