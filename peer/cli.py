@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -23,6 +23,10 @@ from peer.options import AT, FILE, HOME, LINK, MIN_TEXT_GB, MODEL, TEAM, WEIGHTS
 if TYPE_CHECKING:
     from p2ptrain.admission import AccessList
     from p2ptrain.manifest import SignedManifest
+
+
+OF_A_TRAINER = ("device", "stages", "team", "at")
+"""Options of a peer that trains."""
 
 
 @click.command(short_help="Join a run by its link and train.")
@@ -61,31 +65,7 @@ if TYPE_CHECKING:
 @click.option("--track", metavar="tensorboard:DIR", help="Write figures for TensorBoard.")
 @click.option("-v", "--verbose", is_flag=True, help="Print every exchange, not only news.")
 @click.option("--forget", is_flag=True, help="Use only the options of this start, none that the home remembers.")
-def peer(
-    link: str | None,
-    home: Path | None,
-    device: str | None,
-    devices: str | None,
-    stages: int | None,
-    team: int | None,
-    at: str | None,
-    keep: str | None,
-    weights: Path | None,
-    mirror: str | None,
-    text_gb: float | None,
-    listen: tuple[str, ...],
-    announce: tuple[str, ...],
-    nickname: str | None,
-    local: bool | None,
-    relay: bool | None,
-    page: str | None,
-    page_token: str | None,
-    page_hosts: str | None,
-    share: bool | None,
-    track: str | None,
-    verbose: bool,
-    forget: bool,
-) -> None:
+def peer(link: str | None, home: Path | None, devices: str | None, verbose: bool, forget: bool, **given: Any) -> None:
     """Join the run that LINK names and train until it ends.
 
     Without LINK, continue the run of --home. Ctrl+C saves and leaves the swarm; the next start resumes from there. The
@@ -94,14 +74,16 @@ def peer(
     from p2ptrain.net import address
     from peer.home import home_for
 
-    if device is not None and devices is not None:
-        raise click.UsageError("Give either --device or --devices.")
-    if keep is not None and any(each is not None for each in (device, devices, stages, team, at)):
+    if devices is not None:
+        if given["device"] is not None:
+            raise click.UsageError("Give either --device or --devices.")
+        given["device"] = devices
+    if (keep := given["keep"]) is not None and any(given[name] is not None for name in OF_A_TRAINER):
         raise click.UsageError(
             "A peer with --keep does not train: omit --device, --devices, --stages, --team and --at."
         )
     link_given = JoinLink.parse(link) if link is not None else None
-    address.check(listen, announce, ())  # before the import of large libraries
+    address.check(given["listen"], given["announce"], ())  # before the import of large libraries
     home_for(link_given, home)
     with command_imports():
         from p2ptrain.net.shard_mirror import Mirror
@@ -111,43 +93,21 @@ def peer(
         from peer.start_options import PeerOptions
         from peer.trackers import PREFIX, folder_of
 
-    if nickname is not None and not is_nickname(nickname):
+    if (nickname := given["nickname"]) is not None and not is_nickname(nickname):
         raise UserError(
             f"--nickname takes at most {MAX_NICKNAME_CHARS} printable characters.", "Choose another one, or omit it."
         )
     if keep is not None and keep != ALL:
         parsed(keep)  # raises UserError
-    if (folder := folder_of(track)) is not None:
-        track = f"{PREFIX}{folder}"  # the same directory at a start elsewhere
-    if mirror is not None and "://" not in mirror and not mirror.startswith("hf:"):
-        mirror = str(UserPath(mirror).absolute())  # the same one at a start elsewhere
-    options = PeerOptions(
-        link_given,
-        home,
-        forget,
-        verbose,
-        device=device if devices is None else devices,
-        stages=stages,
-        team=team,
-        at=at,
-        weights=weights,
-        mirror=mirror,
-        text_gb=text_gb,
-        listen=listen or None,
-        announce=announce or None,
-        nickname=nickname,
-        local=local,
-        relay=relay,
-        page=page,
-        page_token=page_token,
-        page_hosts=page_hosts,
-        share=share,
-        track=track,
-        keep=keep,
-    )
-    options.page_address  # noqa: B018 -- raises UserError before anything is written
-    if mirror is not None:
-        Mirror(mirror, is_own=True)  # likewise
+    if (folder := folder_of(given["track"])) is not None:
+        given["track"] = f"{PREFIX}{folder}"  # the same directory at a start elsewhere
+    if (mirror := given["mirror"]) is not None:
+        if "://" not in mirror and not mirror.startswith("hf:"):
+            mirror = given["mirror"] = str(UserPath(mirror).absolute())  # the same one at a start elsewhere
+        Mirror(mirror, is_own=True)  # raises UserError before anything is written
+    given |= {name: given[name] or None for name in ("listen", "announce")}
+    options = PeerOptions(link_given, home, forget, verbose, **given)
+    options.page_address  # noqa: B018 -- likewise
     run(options)
 
 
