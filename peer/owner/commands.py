@@ -51,8 +51,8 @@ def pause(home: Path, duration: str | None, clock: str | None) -> None:
     """
     now = datetime.now()
     until = parse_end(duration, clock, now)
-    # The peer's clock may not follow a jump of this machine's.
-    _order(home, "pause", until=until, in_s=None if until is None else until - now.timestamp())
+    # A duration, because the peer's clock may not follow a jump of this machine's.
+    _order(home, "pause", in_s=None if until is None else until - now.timestamp())
 
 
 @click.command(short_help="Resume a paused peer.")

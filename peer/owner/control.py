@@ -19,7 +19,7 @@ from datetime import datetime
 from typing import Any
 
 from p2ptrain.base import files
-from p2ptrain.base.clock import JUMP_S, wall
+from p2ptrain.base.clock import wall
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.host.loop import Signals
 from p2ptrain.net.throttle import Throttles
@@ -295,12 +295,10 @@ class OwnerControl:
             case "status":
                 reply = ""
             case "pause":
-                until = end_of(request.get("until"))
-                if until is None:
+                in_s = end_of(request.get("in_s"))
+                if in_s is None:
                     return {"error": "no such time"}
-                if (in_s := end_of(request.get("in_s"))) is not None:
-                    until = self._by_our_clock(until, in_s)
-                reply = self._pause_until(until)
+                reply = self._pause_until(self._now().timestamp() + in_s)
             case "resume":
                 reply = "resuming" if self._paused_until is not None else "not paused"
                 self._set_pause(None)
@@ -312,16 +310,11 @@ class OwnerControl:
                 return {"error": "no such command"}
         return {"told": reply, "status": self._status()}
 
-    def _by_our_clock(self, until: float, in_s: float) -> float:
-        """Return the end of a pause by our clock, if the sender's has jumped."""
-        ours = self._now().timestamp() + in_s
-        return ours if math.isfinite(in_s) and abs(ours - until) > JUMP_S else until
-
     def _pause_until(self, until: float) -> str:
-        before = self._paused_until
+        before, end = self._paused_until, end_in_words(until, self._now())
+        is_same = before is not None and end_in_words(before, self._now()) == end
         self._set_pause(until)
-        word = "pausing" if before is None else "already paused" if before == until else "now paused"
-        return word + end_in_words(until, self._now())
+        return ("pausing" if before is None else "already paused" if is_same else "now paused") + end
 
     def _finish(self) -> str:
         handle, last = self._handle, self._signals.last

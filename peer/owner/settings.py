@@ -40,9 +40,6 @@ CompileMode = Literal["auto", "on", "off"]
 COMPILE_VARIABLE = "P2PTRAIN_COMPILE"
 """Environment variable that takes precedence over the option ``compile``."""
 
-Mark = tuple[int, int, int] | None
-"""Modification time in ns, size and inode of the file; None without a file."""
-
 _SPAN = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)-([01]?\d|2[0-3]):([0-5]\d)")
 
 
@@ -195,9 +192,9 @@ class SettingsFile:
 
     def __init__(self, home: Path) -> None:
         self.path = home / SETTINGS_FILE
-        self._read_at: Mark = None
-        self._looked_at: Mark = None
-        self._is_unread = False  # the last look or read failed
+        self._applied: bytes | None = None
+        """Content of the last file that was parsed; None if there was none, or it could not be read."""
+        self._seen: bytes | None = None
 
     def load(self, create: bool = True) -> Settings:
         """Read the file; if there is none, write the template first, or without ``create`` return the defaults.
@@ -209,8 +206,8 @@ class SettingsFile:
                 if not create:
                     return Settings()
                 files.write_new(self.path, template().encode())
-            self._read_at = self._looked_at = self._mark()
-            return self._read()
+            self._applied = self._seen = self._read()
+            return _parsed(self._applied)
         except OSError as error:
             is_none = error.errno == errno.EINVAL  # not a regular file
             remedy = "Move it away; the next start writes a new one." if is_none else files.remedy(error, "")
@@ -222,35 +219,35 @@ class SettingsFile:
     def changed(self) -> Settings | str | None:
         """Return the new settings after an edit, the reason if they are faulty, or None if nothing changed.
 
-        A removed file means the defaults. An edit is read only when the file looks the same twice in a row, because
+        A removed file means the defaults. An edit counts only when the file is the same twice in a row, because
         some editors first empty it or move it away. An unreadable file is retried at each call, which returns why.
         """
         try:
-            mark = self._mark()
-            is_unchanged, self._looked_at = mark == self._looked_at, mark
-            if not is_unchanged or (mark == self._read_at and not self._is_unread):
-                return None
-            self._read_at, self._is_unread = mark, False
-            return Settings() if mark is None else self._read()
+            content = self._read()
         except OSError as error:
-            self._is_unread = True
+            self._applied = None
             return error.strerror or str(error)
+        is_same, self._seen = content == self._seen, content
+        if not is_same or content == self._applied:
+            return None
+        self._applied = content
+        try:
+            return _parsed(content)
         except ValueError as error:
             return str(error)
 
-    def _mark(self) -> Mark:
-        """Return what changes with every edit; None without a file. Raises OSError."""
+    def _read(self) -> bytes:
+        """Return the content of the file, or the start of a huge one; empty without a file. Raises OSError."""
         try:
-            status = self.path.stat()
+            if not stat.S_ISREG(self.path.stat().st_mode):  # reading from a pipe may never end
+                raise OSError(errno.EINVAL, "it is not a file")
+            with self.path.open("rb") as file:
+                return file.read(MAX_BYTES + 1)
         except FileNotFoundError:
-            return None
-        if not stat.S_ISREG(status.st_mode):  # reading from a pipe may never end
-            raise OSError(errno.EINVAL, "it is not a file")
-        return status.st_mtime_ns, status.st_size, status.st_ino
+            return b""
 
-    def _read(self) -> Settings:
-        with self.path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
-        if len(raw) > MAX_BYTES:
-            raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
-        return parse(raw.decode("utf-8-sig", errors="replace"))
+
+def _parsed(content: bytes) -> Settings:
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
+    return parse(content.decode("utf-8-sig", errors="replace"))

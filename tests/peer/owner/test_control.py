@@ -279,12 +279,11 @@ def test_a_pause_outlives_the_process_until_resume(desk: Desk) -> None:
 
 def test_a_pause_with_an_end_is_over_by_itself(desk: Desk) -> None:
     desk.take()
-    end = (desk.date + timedelta(hours=2)).timestamp()
-    assert desk.order("pause", until=end) == "pausing until 14:00"
+    assert desk.order("pause", in_s=7200.0) == "pausing until 14:00"
     assert desk.status()["why"] == "requested by its owner until 14:00"
-    assert desk.order("pause", until=end) == "already paused until 14:00"
-    assert desk.order("pause", until=end + 86_400) == "now paused until 2026-12-01 14:00"
-    assert desk.order("pause", until=end) == "now paused until 14:00"
+    assert desk.order("pause", in_s=7200.0) == "already paused until 14:00"
+    assert desk.order("pause", in_s=7200.0 + 86_400) == "now paused until 2026-12-01 14:00"
+    assert desk.order("pause", in_s=7200.0) == "now paused until 14:00"
     desk.date += timedelta(hours=2, seconds=-1)
     desk.look()
     assert desk.participation.modes == [Mode.SWARM, Mode.PAUSED]
@@ -298,7 +297,7 @@ def test_a_pause_with_an_end_is_over_by_itself(desk: Desk) -> None:
 
 def test_a_pause_with_an_end_outlives_the_process_until_then(desk: Desk) -> None:
     with desk.running():
-        desk.order("pause", until=(desk.date + timedelta(hours=2)).timestamp())
+        desk.order("pause", in_s=7200.0)
     desk.notebook.notes.clear()
     desk.owner = desk.new_owner()
     with desk.running():
@@ -311,21 +310,14 @@ def test_a_pause_with_an_end_outlives_the_process_until_then(desk: Desk) -> None
     assert not (desk.home.path / "paused.json").exists()
 
 
-def test_a_pause_that_a_command_with_another_clock_asks_for_ends_by_ours(desk: Desk) -> None:
-    end = (desk.date + timedelta(hours=2)).timestamp()
-    assert desk.order("pause", until=end + 86_400, in_s=7200.0) == "pausing until 14:00"
-    assert desk.order("pause", until=end, in_s=7199.5) == "already paused until 14:00"
-    assert desk.order("pause", until=end, in_s="soon") == "already paused until 14:00"
-
-
 def test_hours_and_months_do_not_follow_a_false_jump(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_module, "wall", WallClock(iter([1e9, 1e9 + 86_400]).__next__, lambda: 0.0))
     assert local_time() == datetime.fromtimestamp(1e9)
 
 
-@pytest.mark.parametrize("until", ["18:00", True, -1, math.nan, math.inf, 10**400, [1]])
-def test_a_pause_until_no_time_is_refused(desk: Desk, until: object) -> None:
-    assert desk.owner.answer({"command": "pause", "until": until}) == {"error": "no such time"}
+@pytest.mark.parametrize("in_s", ["18:00", True, -1, math.nan, math.inf, 10**400, [1]])
+def test_a_pause_until_no_time_is_refused(desk: Desk, in_s: object) -> None:
+    assert desk.owner.answer({"command": "pause", "in_s": in_s}) == {"error": "no such time"}
     assert desk.status()["state"] == "starting"
 
 
