@@ -128,11 +128,6 @@ def here(tokens_per_s: float, shortened_s: float | None) -> str:
     return "" if shortened_s is None else f", {tokens_per_s:,.0f} of them here"
 
 
-def lowest_loss(fields: Mapping[str, Any]) -> str:
-    """Return the line for a progress note whose training loss is the lowest so far."""
-    return f"[train] lowest training loss so far: {fields['loss']:.3f}, at step {fields['step']:,}"
-
-
 def _started(fields: Mapping[str, Any]) -> str:
     if not fields.get("ended"):
         return f"[train] training on {fields['device']}, {fields['parameters']:,} parameters, {_loss(fields)}"
