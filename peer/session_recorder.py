@@ -23,8 +23,7 @@ from p2ptrain.swarm import Counters, keeping
 from peer.held_out_reader import HeldOutReader
 from peer.home import Home
 from peer.saving import CheckpointSaver
-from peer.throughput import Throughput
-from peer.time_left import ExchangeDrift, TimeLeft, time_left
+from peer.speed import ExchangeDrift, Throughput, TimeLeft, time_left
 
 PROGRESS_PERIOD_S = 2.0
 OF_SESSION = ("tokens_per_s", "blocked_fraction", "longest_stall_inner_steps")

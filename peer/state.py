@@ -74,7 +74,7 @@ owner's computer, files, settings or home network."""
 MAX_SAMPLE_SHARED = 600
 """Maximum characters of a sample text that others get."""
 TIME_FIGURES = ("swarm_tokens_per_s", "remaining_s", "shortened_s")
-"""Figures of all peers together, as this one estimates them (``peer.time_left``)."""
+"""Figures of all peers together, as this one estimates them (``peer.speed``)."""
 RECENT = 10
 """Number of exchanges whose median distance is shown as the disagreement."""
 
