@@ -26,10 +26,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import json
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,29 +204,6 @@ class Addresses:
     def link_addresses(self, most: int = 16) -> tuple[str, ...]:
         """Return at most ``most`` addresses for a join link: this peer's own, then those it joined by."""
         return tuple(dict.fromkeys([*self.own, *self.joined_by]))[:most]
-
-
-class AddressBook:
-    """Keeps ``addresses.json`` up to date. Runs in the loop only, so writes never overlap."""
-
-    def __init__(self, home: Home, current: Callable[[], Addresses]) -> None:
-        self._home = home
-        self._current = current
-        self._written: Addresses | None = None
-
-    async def begin(self) -> None:
-        """Write the addresses durably: this peer rejoins by them after a power cut. Raises HomeError."""
-        first = self._current()
-        await asyncio.to_thread(self._home.save_addresses, first, lasting=True)
-        self._written = first
-        self.keep()
-
-    def keep(self) -> None:
-        """Write the addresses if they have changed, without waiting for the disk. Raises HomeError."""
-        current = self._current()
-        if self._written is not None and current != self._written:  # until then ``begin`` will write them
-            self._home.save_addresses(current, lasting=False)
-            self._written = current
 
 
 def home_for(link: JoinLink | None, path: Path | None) -> Home:

@@ -40,7 +40,7 @@ from p2ptrain.ports import Link, Notebook, Transport
 from p2ptrain.swarm import PRESENCE_LIFETIME_S, PeerState, Presence
 from p2ptrain.swarm.events import Announce
 from peer.duplicate_identity import IdentityWatch
-from peer.home import AddressBook, Addresses, Home
+from peer.home import Addresses, Home
 from peer.paths import Paths
 from peer.start_options import PeerOptions
 
@@ -437,9 +437,11 @@ async def connect(
         run = signed.run_id
     last = home.load_addresses()
     bootstraps = options.link.addresses if options.link else last.joined_by
-    book = AddressBook(
-        home, lambda: Addresses(connection.addresses, tuple(bootstraps), connection.port, connection.unreachable)
-    )
+
+    def save_addresses(lasting: bool = False) -> None:
+        known = Addresses(connection.addresses, tuple(bootstraps), connection.port, connection.unreachable)
+        home.save_addresses(known, lasting)
+
     connection = Connection(
         identity,
         run,
@@ -456,7 +458,7 @@ async def connect(
         punch=options.punch,
         unreachable=last.unreachable,
         watch=watch,
-        on_move=book.keep,
+        on_move=save_addresses,
     )
 
     async def close() -> None:
@@ -464,7 +466,7 @@ async def connect(
 
     stack.push_async_callback(close)
     await connection.start()
-    await book.begin()
+    save_addresses(lasting=True)  # by which this peer rejoins after a power cut
     where = ", ".join(map(address.host_port, connection.addresses)) or "no address that others can reach"
     log.note("listening", name=short(identity.peer_id), where=where)
     return connection

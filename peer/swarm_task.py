@@ -43,8 +43,8 @@ WrapEnvironment = Callable[[DriverEnvironment, Any, float], DriverEnvironment]
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
-    live: Callable[[], Coroutine[Any, Any, str]]
+class SwarmTask:
+    run: Callable[[], Coroutine[Any, Any, str]]
     """Runs until nothing is left to do; returns why the peer ends."""
     post: Callable[[Event], None]
     """Passes on an event of the training loop, in its thread."""
@@ -55,22 +55,22 @@ class Life:
     """Returns whether the run admits this peer; empty in an open run."""
 
 
-def life_alone(session: TrainingSession) -> Life:
-    """Return the life of a peer whose recipe exchanges nothing: what would end the core ends it."""
+def task_alone(session: TrainingSession) -> SwarmTask:
+    """Return the task of a peer whose recipe exchanges nothing: what would end the core ends it."""
     loop, over = asyncio.get_running_loop(), asyncio.Event()
 
     def post(event: Event) -> None:
         if isinstance(event, TrainingEnded | LeaveRequested):
             loop.call_soon_threadsafe(over.set)
 
-    async def live() -> str:
+    async def run() -> str:
         await over.wait()
         return "the run's end" if session.record.learner.ended else "stopped by its owner"
 
-    return Life(live, post)
+    return SwarmTask(run, post)
 
 
-def life_in_swarm(
+def task_in_swarm(
     session: TrainingSession,
     control: TrainerControl,
     connection: Connection,
@@ -80,8 +80,8 @@ def life_in_swarm(
     sharing: Sharing,
     pool: ThreadPoolExecutor,
     wrap: WrapEnvironment,
-) -> Life:
-    """Return the life of a peer in the swarm.
+) -> SwarmTask:
+    """Return the task of a peer in the swarm.
 
     Args:
         pool: encodes and decodes, with ``CODEC_THREADS`` threads.
@@ -149,7 +149,7 @@ def life_in_swarm(
     def receipt_transport() -> Transport:
         return connection.speaking(RECEIPT_PROTOCOL, RECEIPT_LIMITS)
 
-    async def live() -> str:
+    async def run() -> str:
         await connection.serve_manifest(signed)
         await connection.serve(RECEIPT_PROTOCOL, RECEIPT_LIMITS, contributions.answer)
         await connection.serve(FILES_PROTOCOL, FILES_LIMITS, admission.guarded(file_server.answer))
@@ -166,4 +166,4 @@ def life_in_swarm(
         finally:
             connection.save_cache(records())
 
-    return Life(live, participation.post, participation.turned, participation, lambda: admission.status)
+    return SwarmTask(run, participation.post, participation.turned, participation, lambda: admission.status)
