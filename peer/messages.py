@@ -335,9 +335,6 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     ),
     "pause not kept": lambda f: f"[owner] the pause is NOT kept for the next start: {_why(f)}",
     "not in effect": lambda f: f"[owner] {f['option']} in settings.toml has no effect: {_why(f)}",
-    "budget used up": lambda f: (
-        f"[owner] {_why(f)}: training alone until the month is over or monthly_gb is raised in settings.toml"
-    ),
     "share given": lambda f: (
         f"[owner] other peers have used today's share of monthly_gb ({f['percent']} % of it in a month); sending "
         "weights to newcomers and relaying resume tomorrow; exchanges continue"

@@ -218,8 +218,6 @@ class OwnerControl:
             match decision.mode:
                 case Mode.PAUSED:
                     self._notebook.note("paused", why=decision.why)
-                case Mode.SOLO:
-                    self._notebook.note("budget used up", why=decision.why)
                 case Mode.SWARM:
                     self._notebook.note("called back")
         if decision.has_given_its_share and not before.has_given_its_share:

@@ -90,7 +90,7 @@ class Settings(Section):
 
     monthly_gb: float = Field(default=0.0, ge=0, le=HIGHEST)
     """Maximum traffic in a calendar month, sent and received together, in GB (10^9 bytes). When it is used up, the peer
-    trains alone until the month is over or this number is raised. Allowed: 0 (no limit), or a number up to 1,000,000.
+    is paused until the month is over or this number is raised. Allowed: 0 (no limit), or a number up to 1,000,000.
     """
 
     hours: Annotated[str, AfterValidator(_hours)] = ""

@@ -228,7 +228,7 @@ def test_settings_that_break_their_reader_are_refused_and_the_rest_goes_on(desk:
     assert desk.kinds() == ["settings", "settings refused"]
     desk.rates.up.book(10**6)
     desk.look()
-    assert desk.participation.modes == [Mode.SWARM, Mode.SOLO]
+    assert desk.participation.modes == [Mode.SWARM, Mode.PAUSED]
 
 
 def test_settings_that_cannot_be_read_for_a_while_are_told_once_and_count_afterwards(
@@ -406,8 +406,8 @@ def test_the_month_runs_out_and_a_new_one_begins(desk: Desk) -> None:
     assert desk.participation.modes == [Mode.SWARM]
     desk.rates.down.book(1)
     desk.look(3)
-    assert desk.participation.modes == [Mode.SWARM, Mode.SOLO]
-    assert desk.kinds().count("budget used up") == 1
+    assert desk.participation.modes == [Mode.SWARM, Mode.PAUSED]
+    assert desk.kinds().count("paused") == 1
     month = {"sent_bytes": 400_000, "received_bytes": 600_000, "given_bytes": 0, "allowed_bytes": 1e6}
     assert desk.status()["month"] == month
     desk.date += timedelta(hours=12)  # December
@@ -458,11 +458,11 @@ def test_once_others_had_their_share_of_a_budget_exchanges_go_on_and_gifts_do_no
     assert "of these 2.5 MB to serve others" in status.screen(desk.status())
 
 
-def test_a_raised_budget_ends_being_alone_at_once(desk: Desk) -> None:
+def test_a_raised_budget_ends_the_pause_at_once(desk: Desk) -> None:
     desk.take()
     desk.rates.up.book(10**7)
     desk.edit("monthly_gb = 0.01")
-    assert desk.participation.modes == [Mode.SWARM, Mode.SOLO]
+    assert desk.participation.modes == [Mode.SWARM, Mode.PAUSED]
     desk.edit("monthly_gb = 0.02")
     assert desk.participation.modes[-1] is Mode.SWARM
 
@@ -585,7 +585,6 @@ def test_measured_rates_are_of_the_last_minute(desk: Desk) -> None:
         ({"is_held": True}, "PAUSED", "paused"),
         ({}, "PAUSED", "pausing"),
         ({"has_stepped": False}, "PAUSED", "paused"),
-        ({}, "SOLO", "alone"),
         ({"learner": FakeLearner(ended=True)}, "SWARM", "final gossip"),
         ({"learner": FakeLearner(is_waiting=True)}, "SWARM", "training"),
     ],

@@ -85,7 +85,14 @@ NIGHT, DAY = datetime(2026, 11, 5, 23, 0), datetime(2026, 11, 5, 12, 0)
     [
         (Settings(), False, DAY, 10**15, Mode.SWARM, ""),
         (CAPPED, False, NIGHT, 10**9 - 1, Mode.SWARM, ""),
-        (CAPPED, False, NIGHT, 10**9, Mode.SOLO, "this month's traffic is used up, 1.0 GB of 1.0 GB"),
+        (
+            CAPPED,
+            False,
+            NIGHT,
+            10**9,
+            Mode.PAUSED,
+            "this month's traffic is used up, 1.0 GB of 1.0 GB",
+        ),
         (CAPPED, False, DAY, 10**9, Mode.PAUSED, "outside the hours 22:00-07:00 in settings.toml"),
         (CAPPED, True, NIGHT, 10**9, Mode.PAUSED, "requested by its owner"),
     ],
