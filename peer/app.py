@@ -251,8 +251,8 @@ async def _train(
         owner.take(TrainingHandle(record, task.participation, control, task.admission))
         running = asyncio.create_task(task.run())
         running.add_done_callback(finish)
-        hooks = record.hooks(task.turned)
-        await thread.run(train, record.learner, control.signals, task.post, hooks, wake=wake)
+        record.on_turn = task.turned
+        await thread.run(train, record.learner, control.signals, task.post, record, wake=wake)
         record.why = await running
         await thread.run(record.end, wake=wake)
     except Exception:

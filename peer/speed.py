@@ -27,7 +27,7 @@ REMEMBERED = 60
 class _Mark(NamedTuple):
     at: float
     value: float
-    count: int
+    number: int
     """Values recorded before this one."""
 
 
@@ -45,10 +45,10 @@ class _Window:
 
     def record(self, value: float) -> None:
         now, marks = self.clock(), list(self.marks)
-        count = marks[-1].count + 1 if marks else 0
+        number = marks[-1].number + 1 if marks else 0
         if len(marks) > 1 and marks[-1].at - marks[-2].at < self._seconds / REMEMBERED:
             marks.pop()
-        marks.append(_Mark(now, value, count))
+        marks.append(_Mark(now, value, number))
         while len(marks) > 2 and marks[1].at <= now - self._seconds:
             del marks[0]
         self.marks = tuple(marks)
@@ -88,7 +88,7 @@ class Throughput:
             return 0.0
         first, last = marks[0], marks[-1]
         trained_s = last.at - first.at
-        usual_s = trained_s / (last.count - first.count)
+        usual_s = trained_s / (last.number - first.number)
         so_far_s = self._window.clock() - first.at - usual_s
         return (last.value - first.value) / max(trained_s, so_far_s, 1e-9)
 

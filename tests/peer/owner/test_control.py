@@ -32,7 +32,7 @@ from peer.owner import commands, control_socket, status
 from peer.owner import control as control_module
 from peer.owner.control import OwnerControl, TrainingHandle, local_time
 from peer.owner.control_socket import POINTER, SOCKET, NotRunningError, ask
-from peer.owner.pause import parse_end
+from peer.owner.pause import span_s
 from peer.owner.policy import GIVEN_SHARE
 from peer.owner.resting import CALM_S, Readings
 from peer.owner.settings import Settings, SettingsFile
@@ -331,10 +331,6 @@ def test_a_pause_until_no_time_is_refused(desk: Desk, in_s: object) -> None:
         (("--for", "366d"), "'366d' is not a duration of a pause."),
         (("--for", "9" * 5000 + "h"), "is not a duration of a pause."),
         (("--for", ""), "'' is not a duration of a pause."),
-        (("--until", "6pm"), "'6pm' is not a time of the day."),
-        (("--until", "24:00"), "'24:00' is not a time of the day."),
-        (("--until", ""), "'' is not a time of the day."),
-        (("--for", "2h", "--until", "18:00"), "Both --for and --until were given."),
     ],
 )
 def test_a_pause_that_cannot_be_read_says_how_to_write_it(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
@@ -344,17 +340,9 @@ def test_a_pause_that_cannot_be_read_says_how_to_write_it(tmp_path: Path, option
     assert len(caught.value.problem) < 100
 
 
-def test_the_end_of_a_pause_is_the_next_such_time() -> None:
-    noon = datetime(2026, 11, 30, 12, 0, 30)
-    ends = [parse_end(None, clock, noon) for clock in ("18:00", "12:00", "12:01", " 7:05 ")]
-    assert [datetime.fromtimestamp(end or 0) for end in ends] == [
-        datetime(2026, 11, 30, 18, 0),
-        datetime(2026, 12, 1, 12, 0),
-        datetime(2026, 11, 30, 12, 1),
-        datetime(2026, 12, 1, 7, 5),
-    ]
-    assert parse_end("90m", None, noon) == noon.timestamp() + 5400
-    assert parse_end(None, None, noon) is None
+def test_the_span_of_a_pause() -> None:
+    assert span_s("90m") == 5400
+    assert span_s(None) is None
 
 
 @pytest.mark.parametrize("content", [b"", b'{"paused": tr', b"[" * 10_000, b"[]", b'{"paused": true, "until": "x"}'])
