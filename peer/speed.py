@@ -31,7 +31,7 @@ class _Mark(NamedTuple):
     """Values recorded before this one."""
 
 
-class _Window:
+class _SlidingWindow:
     """The first and the last value within so many seconds. One thread writes, any thread may read."""
 
     def __init__(self, seconds: float, clock: Clock) -> None:
@@ -62,7 +62,7 @@ class Throughput:
     """
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
-        self._window = _Window(THROUGHPUT_WINDOW_S, clock)
+        self._window = _SlidingWindow(THROUGHPUT_WINDOW_S, clock)
         self._is_warm = False
 
     def rest(self) -> None:
@@ -97,7 +97,7 @@ class ExchangeDrift:
     """Tokens per second by which exchanges move the progress. One thread writes, any thread may read."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
-        self._window = _Window(DRIFT_WINDOW_S, clock)
+        self._window = _SlidingWindow(DRIFT_WINDOW_S, clock)
 
     def rest(self) -> None:
         """Stop the measurement: the trainer is held, or training is over."""
