@@ -45,7 +45,7 @@ from p2ptrain.train.batches import CorpusReader
 from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.model import flat_model
 from peer.network import Connection
-from peer.swarm_life import CODEC_THREADS
+from peer.swarm_task import CODEC_THREADS
 
 CPU = torch.device("cpu")
 TOKENS = 1000

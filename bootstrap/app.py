@@ -135,7 +135,7 @@ def run(given: BootstrapOptions, say: Say) -> None:
     signed = load_run(given.run)
     with files.locked(given.home), lossy_output(), logging_installed():
         start = OptionsFile(given.home, RememberedOptions)
-        saved = RememberedOptions() if given.forget else start.load()[0]
+        saved = RememberedOptions() if given.forget else start.load()
         options = merged(given, saved)
         if (other := options.other) is not None and other.run_id != signed.run_id:
             raise JoinLinkError(

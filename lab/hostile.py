@@ -42,7 +42,7 @@ from p2ptrain.swarm.events import Announce
 from p2ptrain.swarm.messages import Accept, Message, Offer, WeightsReply
 from p2ptrain.wire import MAX_KNOWN, decode_message, encode_message
 from peer.app import run
-from peer.assembly import PeerOptions
+from peer.start_options import PeerOptions
 from sim.adversaries import Adversary
 from sim.scenario import Lie
 

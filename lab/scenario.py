@@ -16,7 +16,7 @@ from lab.ipv6 import IPv6
 from lab.quotas import LEAST_CORES
 from lab.routers import RouterKind
 from p2ptrain.manifest.section import Section
-from peer.owner.settings import device_name
+from peer.start_options import device_name
 from sim.scenario import Duration, Group, GroupName, Lie, Moment, Scenario
 from sim.scenario_file import parsed, read
 

@@ -199,6 +199,7 @@ _WHOLE_PRESENCE = _record(
     issued_at=_AMOUNT,
     lifetime_s=_plain(float, lambda x: 0 < x <= MAX_LIFETIME_S, f"a lifetime in (0, {MAX_LIFETIME_S}] s"),
     signature=_blob(SIGNATURE_BYTES),
+    since=_AMOUNT,
     keeps=_Shape(_RANGES.pack, lambda raw: () if raw is None else _RANGES.parse(raw)),
 )
 _PRESENCE = _presence(_WHOLE_PRESENCE)

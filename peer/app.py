@@ -28,18 +28,18 @@ from p2ptrain.data.weight_files import check_option
 from p2ptrain.host.loop import Signals, train
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.net.identity import Identity
-from p2ptrain.net.start_options import merged
+from p2ptrain.net.start_options import OptionsFile, merged
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.recipes import RECIPES
 from p2ptrain.tokens.opened import user_store
 from peer.admission_client import AdmissionClient
-from peer.assembly import PeerOptions, TrainingSession, build, fitting_mesh
+from peer.assembly import TrainingSession, build, fitting_mesh
+from peer.duplicate_identity import IdentityWatch
 from peer.home import Home, home_for
 from peer.keeper import check_options, check_run
 from peer.manifest_fetch import ask_for_manifest
-from peer.network_stack import connect
+from peer.network import connect
 from peer.owner.control import OwnerControl, TrainingHandle
-from peer.owner.sensors import Sensors
 from peer.owner.settings import Settings, SettingsFile, compile_mode
 from peer.participation import TrainerControl
 from peer.run_files import RunFiles
@@ -48,10 +48,10 @@ from peer.screen import Screen
 from peer.session_recorder import SessionRecorder
 from peer.sharing import Sharing
 from peer.space import check_space, text_bytes
-from peer.start_options import StartFile, StartOptions
+from peer.start_options import PeerOptions, StartOptions
 from peer.state import StatusView
 from peer.stopping import Stopping
-from peer.swarm_life import CODEC_THREADS, Life, WrapEnvironment, life_alone, life_in_swarm
+from peer.swarm_task import CODEC_THREADS, SwarmTask, WrapEnvironment, task_alone, task_in_swarm
 from peer.token_supply import TokenSupply
 from peer.trackers import Tracker, folder_of, open_tensorboard, peer_name
 from peer.training.devices import choose_devices, other_ranks
@@ -68,80 +68,83 @@ async def run_peer(given: PeerOptions, wrap: WrapEnvironment) -> None:
     """Run a peer in this loop, as ``run``."""
     home = home_for(given.link, given.home)
     cgroups.check_pids()
-    with _log_of(home, given.verbose) as log:
-        file, start = SettingsFile(home.path), StartFile(home.path)
+    async with contextlib.AsyncExitStack() as stack:
+        # what this computer's owner wants
+        log = stack.enter_context(_log_of(home, given.verbose))
+        file, start = SettingsFile(home.path), OptionsFile(home.path, StartOptions)
         settings, is_first = file.load(), not start.path.exists()
-        saved = _saved(start, given, settings)
+        saved = _saved(start, given)
         remembered = merged(given, saved)
         options = _completed(remembered, settings)
         devices, figures = _devices(given, options, home), folder_of(options.track)
         if words := saved.words():
             log.note("remembered", options=command_line(*words))
         signals, rates = Signals(), Throttles()
-        sensors = Sensors()
-        owner = OwnerControl(home, file, settings, rates, signals, log, sensors)
-        owner.nickname = options.nickname or ""
+        owner = OwnerControl(home, file, settings, rates, signals, log)
         log.listen(owner.on_note)
-        with Stopping(signals, log) as stopping, DaemonThread("training") as thread:
-            async with owner.running(stopping.watch), contextlib.AsyncExitStack() as stack:
-                with stopping.handling_errors():
-                    identity = Identity.load_or_create(home.identity)
-                    signed = home.load_manifest(options.link.run_id if options.link else None)
-                    sharing = _sharing(identity, options, owner, figures is not None, log, stopping)
-                    is_alone = signed is not None and not RECIPES[signed.manifest.outer.recipe].exchanges
-                    network = admission = None
-                    if not is_alone:
-                        network = await connect(
-                            stack, options, home, identity, signed, log, rates, lambda: stopping.is_hasty
-                        )
-                    if signed is None:
-                        assert network is not None
-                        assert options.link is not None  # home_for checked it
-                        connection = network.connection
-                        signed = await ask_for_manifest(options.link, lambda: connection.node, log)
-                        home.save_manifest(signed)
-                    await thread.run(_check, signed, given, options, devices, home, log)
-                    if network is not None:  # checked before anything costly
-                        admission = AdmissionClient(network.connection, home, signed, identity.peer_id, log)
-                        await admission.enter(options.link)
-                    supply: TokenSupply | None = None
-                    if options.keep is None:
-                        files = RunFiles(options, home, signed, network, admission, log, rates)
-                        await files.index()
-                        if (supply := await files.supply(identity.peer_id)) is not None:
-                            stopping.watch(supply.run())
-                        await files.others()
-                        await thread.run(files.weights, thread, given.weights is not None)
-                        start.save(remembered, settings)  # not what was refused
-                        if supply is not None:
-                            await supply.until_held_out()
-                    session = await thread.run(
-                        build, options, devices, home, identity, signed, log, stack, signals.stop.is_set, supply
-                    )
-                    if options.keep is not None:  # ``build`` may refuse it
-                        start.save(remembered, settings)
-                    if not is_first and session.record.checkpoints.digest is None:
-                        log.note("no checkpoint", seconds=SAVE_PERIOD_S)
-                    sharing.set_run(signed, home, session.record, bool(options.local))
-                    if figures is not None:
-                        _track(figures, session.record, sharing, log, stack)
-                    session.record.losses.is_stopping = signals.stop.is_set
-                    session.record.saver.is_terminated = lambda: stopping.is_terminated
-                    control = TrainerControl(signals, session.record.learner.inbox.wake, options.keep is None)
-                    stopping.let_finish(control.wake)
-                    if network is None or admission is None:
-                        life = life_alone(session)
-                    else:
-                        pool = stack.enter_context(ThreadPoolExecutor(CODEC_THREADS, thread_name_prefix="codec"))
-                        life = life_in_swarm(session, control, network, signed, admission, sharing, pool, wrap)
-                    await _train(session, life, control, owner, thread)
-                    if network is not None and (fault := network.identity_watch.error()):
-                        raise fault
-                    if not session.record.learner.ended:
-                        command = command_line("p2ptrain", "peer", "--home", home.path.absolute())
-                        log.note("to resume", command=command)
-                    if session.record.learner.step and options.keep is None:  # else there is nothing trained to export
-                        log.note("to export", command=home.export_command)
+        stopping = stack.enter_context(Stopping(signals, log))
+        thread = stack.enter_context(DaemonThread("training"))
+        await stack.enter_async_context(owner.running(stopping.watch))
+        with stopping.handling_errors():
+            # the network and the manifest
+            identity = Identity.load_or_create(home.identity)
+            signed = home.load_manifest(options.link.run_id if options.link else None)
+            sharing = _sharing(identity, options, owner, figures is not None, log, stopping)
+            is_alone = signed is not None and not RECIPES[signed.manifest.outer.recipe].exchanges
+            network, admission, watch = None, None, IdentityWatch(home, log)
+            if not is_alone:
+                network = connection = await connect(
+                    stack, options, home, identity, signed, log, rates, watch, lambda: stopping.is_hasty
+                )
+            if signed is None:
+                assert options.link is not None  # home_for checked it
+                signed = await ask_for_manifest(options.link, lambda: connection.node, log)
+                home.save_manifest(signed)
+            await thread.run(_check, signed, given, options, devices, home, log)
+            if network is not None:  # checked before anything costly
+                admission = AdmissionClient(network, home, signed, identity.peer_id, log)
+                await admission.enter(options.link)
+
+            # the run's files, and the trainer
+            supply: TokenSupply | None = None
+            if options.keep is None:
+                files = RunFiles(options, home, signed, network, admission, log, rates)
+                await files.index()
+                if (supply := await files.supply(identity.peer_id)) is not None:
+                    stopping.watch(supply.run())
+                await files.others()
+                await thread.run(files.weights, thread, given.weights is not None)
+                start.save(remembered)  # not what was refused
+                if supply is not None:
+                    await supply.until_held_out()
+            session = await thread.run(
+                build, options, devices, home, identity, signed, log, stack, signals.stop.is_set, supply
+            )
+            record = session.record
+            if options.keep is not None:  # ``build`` may refuse it
+                start.save(remembered)
+            if not is_first and record.checkpoints.digest is None:
+                log.note("no checkpoint", seconds=SAVE_PERIOD_S)
+            sharing.set_run(signed, home, record, bool(options.local))
+            if figures is not None:
+                _track(figures, record, sharing, log, stack)
+            record.losses.is_stopping = signals.stop.is_set
+
+            # training, in the swarm or alone
+            control = TrainerControl(signals, record.learner.inbox.wake, options.keep is None)
+            stopping.let_finish(control.wake)
+            if network is None or admission is None:
+                task = task_alone(session)
+            else:
+                pool = stack.enter_context(ThreadPoolExecutor(CODEC_THREADS, thread_name_prefix="codec"))
+                task = task_in_swarm(session, control, network, watch, signed, admission, sharing, pool, wrap)
+            await _train(session, task, control, owner, thread)
+            if (fault := watch.error()) is not None:
+                raise fault
+            if not record.learner.ended:
+                log.note("to resume", command=command_line("p2ptrain", "peer", "--home", home.path.absolute()))
+            if record.learner.step and options.keep is None:  # else there is nothing trained to export
+                log.note("to export", command=home.export_command)
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------
@@ -161,24 +164,19 @@ def _log_of(home: Home, verbose: bool) -> Iterator[EventLog]:
         yield log
 
 
-def _saved(start: StartFile, given: PeerOptions, settings: Settings) -> StartOptions:
+def _saved(start: OptionsFile[StartOptions], given: PeerOptions) -> StartOptions:
     """Return the options that the home remembers, as far as this start uses them."""
-    saved = StartOptions() if given.forget else start.load(settings)
+    saved = StartOptions() if given.forget else start.load()
     return saved if given.device is None else saved.without_stages()
 
 
 def _completed(options: PeerOptions, settings: Settings) -> PeerOptions:
-    """Fill in from the settings what the command line leaves open, and set the number of torch threads."""
+    """Add what the settings allow, and set the number of torch threads."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    device = settings.device if options.device is None else options.device
     return replace(
         options,
-        device=device,
-        stages=options.stages or settings.stages or None,
-        nickname=options.nickname or settings.nickname,
         memory_bytes=settings.memory_bytes,
-        track=options.track or settings.track,
         compile=compile_mode(settings.compile, os.environ),
         punch=settings.punch,
     )
@@ -238,29 +236,29 @@ def _track(
 
 
 async def _train(
-    session: TrainingSession, life: Life, control: TrainerControl, owner: OwnerControl, thread: DaemonThread
+    session: TrainingSession, task: SwarmTask, control: TrainerControl, owner: OwnerControl, thread: DaemonThread
 ) -> None:
-    """Train until the peer's life ends, and save. Saves hours of training, whatever fails."""
+    """Train until the peer's part in the swarm ends, and save. Saves hours of training, whatever fails."""
     record, wake = session.record, control.wake
 
     def finish(_: asyncio.Task[str]) -> None:
         control.signals.finished.set()
         wake()
 
-    living: asyncio.Task[str] | None = None
+    running: asyncio.Task[str] | None = None
     try:
         await thread.run(record.begin, wake=wake)
-        owner.take(TrainingHandle(record, life.participation, control, life.admission))
-        living = asyncio.create_task(life.live())
-        living.add_done_callback(finish)
-        hooks = record.hooks(life.turned)
-        await thread.run(train, record.learner, control.signals, life.post, hooks, wake=wake)
-        record.why = await living
+        owner.take(TrainingHandle(record, task.participation, control, task.admission))
+        running = asyncio.create_task(task.run())
+        running.add_done_callback(finish)
+        record.on_turn = task.turned
+        await thread.run(train, record.learner, control.signals, task.post, record, wake=wake)
+        record.why = await running
         await thread.run(record.end, wake=wake)
     except Exception:
         await thread.run(record.saver.rescue, wake=wake)
         raise
     finally:
-        if living is not None:
-            living.cancel()
-            await asyncio.wait([living])
+        if running is not None:
+            running.cancel()
+            await asyncio.wait([running])

@@ -21,7 +21,7 @@ from p2ptrain.host.keeper import Keeper
 from p2ptrain.host.learner import Learner
 from p2ptrain.host.rules import Sizes, codecs_of, fragments_of, learner_rules, matrices_of, swarm_rules
 from p2ptrain.host.tasks import PeerTask, TaskFigures
-from p2ptrain.manifest import JoinLink, Manifest, SignedManifest, parameter_count
+from p2ptrain.manifest import Manifest, SignedManifest, parameter_count
 from p2ptrain.manifest.fitting import repetition
 from p2ptrain.net.identity import Identity
 from p2ptrain.ports import HeldOutLoss
@@ -37,9 +37,8 @@ from peer.held_out_reader import HeldOutReader
 from peer.home import Home
 from peer.initial_weights import await_hub
 from peer.keeper import KeeperTask, check_checkpoint, keeper_of
-from peer.owner.settings import CompileMode
 from peer.session_recorder import SessionRecorder
-from peer.start_options import StartOptions
+from peer.start_options import PeerOptions
 from peer.token_supply import TokenSupply
 from peer.training.devices import mesh_of, other_ranks, rank_threads
 from peer.training.lan_address import LanAddress
@@ -56,23 +55,6 @@ text visitors read."""
 SAMPLE_LOOKS = 4
 """Looks for each sample text, which the second one writes: sampling takes as long as the held-out loss. Guess: how fast
 sample texts change compared with the loss curve."""
-
-
-@dataclass(frozen=True, slots=True)
-class PeerOptions(StartOptions):
-    """Options that this machine's owner chose; none changes the algorithm."""
-
-    link: JoinLink | None
-    home: Path | None = None
-    forget: bool = False
-    """Use only the options of this start."""
-    verbose: bool = False
-    """Print every exchange."""
-    memory_bytes: float = math.inf
-    """Host memory that the peer plans with."""
-    compile: CompileMode = "auto"
-    punch: bool = True
-    """Whether p2pd may punch holes through the router."""
 
 
 @dataclass(frozen=True, slots=True)

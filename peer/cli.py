@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from p2ptrain.manifest import SignedManifest
 
 
+OF_A_TRAINER = ("device", "stages", "team", "at")
+"""Options of a peer that trains."""
+
+
 @click.command(short_help="Join a run by its link and train.")
 @LINK
 @click.option(
@@ -32,7 +36,7 @@ if TYPE_CHECKING:
     type=click.Path(file_okay=False, path_type=UserPath),
     help="Home directory of this peer. [~/.p2ptrain/RUN]",
 )
-@click.option("--device", help=f"{DEVICE_WORDS}. [settings.toml; auto]")
+@click.option("--device", help=f"{DEVICE_WORDS}. [auto]")
 @click.option("--devices", help="Train on several, as cuda:0,cuda:1, or on all cards: all.", metavar="DEVICE,…")
 @click.option("--stages", type=click.IntRange(1, 64), help="Of several devices: cut the model into so many parts.")
 @TEAM
@@ -57,35 +61,11 @@ if TYPE_CHECKING:
 @click.option(
     "--page-hosts", envvar="P2PTRAIN_PAGE_HOSTS", metavar="NAME,…", help="Host names by which the page may be opened."
 )
-@click.option("--share/--no-share", default=None, help="Let bootstraps show this peer's figures. [settings.toml]")
-@click.option("--track", metavar="tensorboard:DIR", help="Write figures for TensorBoard. [settings.toml]")
+@click.option("--share/--no-share", default=None, help="Let bootstraps show this peer's figures.")
+@click.option("--track", metavar="tensorboard:DIR", help="Write figures for TensorBoard.")
 @click.option("-v", "--verbose", is_flag=True, help="Print every exchange, not only news.")
 @click.option("--forget", is_flag=True, help="Use only the options of this start, none that the home remembers.")
-def peer(
-    link: str | None,
-    home: Path | None,
-    device: str | None,
-    devices: str | None,
-    stages: int | None,
-    team: int | None,
-    at: str | None,
-    keep: str | None,
-    weights: Path | None,
-    mirror: str | None,
-    text_gb: float | None,
-    listen: tuple[str, ...],
-    announce: tuple[str, ...],
-    nickname: str | None,
-    local: bool | None,
-    relay: bool | None,
-    page: str | None,
-    page_token: str | None,
-    page_hosts: str | None,
-    share: bool | None,
-    track: str | None,
-    verbose: bool,
-    forget: bool,
-) -> None:
+def peer(link: str | None, home: Path | None, devices: str | None, verbose: bool, forget: bool, **given: Any) -> None:
     """Join the run that LINK names and train until it ends.
 
     Without LINK, continue the run of --home. Ctrl+C saves and leaves the swarm; the next start resumes from there. The
@@ -94,60 +74,40 @@ def peer(
     from p2ptrain.net import address
     from peer.home import home_for
 
-    if device is not None and devices is not None:
-        raise click.UsageError("Give either --device or --devices.")
-    if keep is not None and any(each is not None for each in (device, devices, stages, team, at)):
+    if devices is not None:
+        if given["device"] is not None:
+            raise click.UsageError("Give either --device or --devices.")
+        given["device"] = devices
+    if (keep := given["keep"]) is not None and any(given[name] is not None for name in OF_A_TRAINER):
         raise click.UsageError(
             "A peer with --keep does not train: omit --device, --devices, --stages, --team and --at."
         )
     link_given = JoinLink.parse(link) if link is not None else None
-    address.check(listen, announce, ())  # before the import of large libraries
+    address.check(given["listen"], given["announce"], ())  # before the import of large libraries
     home_for(link_given, home)
     with command_imports():
         from p2ptrain.net.shard_mirror import Mirror
         from p2ptrain.wire import MAX_NICKNAME_CHARS, is_nickname
         from peer.app import run
-        from peer.assembly import PeerOptions
         from peer.keeper import ALL, parsed
+        from peer.start_options import PeerOptions
         from peer.trackers import PREFIX, folder_of
 
-    if nickname is not None and not is_nickname(nickname):
+    if (nickname := given["nickname"]) is not None and not is_nickname(nickname):
         raise UserError(
             f"--nickname takes at most {MAX_NICKNAME_CHARS} printable characters.", "Choose another one, or omit it."
         )
     if keep is not None and keep != ALL:
         parsed(keep)  # raises UserError
-    if (folder := folder_of(track)) is not None:
-        track = f"{PREFIX}{folder}"  # the same directory at a start elsewhere
-    if mirror is not None and "://" not in mirror and not mirror.startswith("hf:"):
-        mirror = str(UserPath(mirror).absolute())  # the same one at a start elsewhere
-    options = PeerOptions(
-        link_given,
-        home,
-        forget,
-        verbose,
-        device=device if devices is None else devices,
-        stages=stages,
-        team=team,
-        at=at,
-        weights=weights,
-        mirror=mirror,
-        text_gb=text_gb,
-        listen=listen or None,
-        announce=announce or None,
-        nickname=nickname,
-        local=local,
-        relay=relay,
-        page=page,
-        page_token=page_token,
-        page_hosts=page_hosts,
-        share=share,
-        track=track,
-        keep=keep,
-    )
-    options.page_address  # noqa: B018 -- raises UserError before anything is written
-    if mirror is not None:
-        Mirror(mirror, is_own=True)  # likewise
+    if (folder := folder_of(given["track"])) is not None:
+        given["track"] = f"{PREFIX}{folder}"  # the same directory at a start elsewhere
+    if (mirror := given["mirror"]) is not None:
+        if "://" not in mirror and not mirror.startswith("hf:"):
+            mirror = given["mirror"] = str(UserPath(mirror).absolute())  # the same one at a start elsewhere
+        Mirror(mirror, is_own=True)  # raises UserError before anything is written
+    given |= {name: given[name] or None for name in ("listen", "announce")}
+    options = PeerOptions(link_given, home, forget, verbose, **given)
+    options.page_address  # noqa: B018 -- likewise
     run(options)
 
 

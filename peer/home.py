@@ -18,7 +18,6 @@
     HOME/paused.json         exists while the owner has paused the peer (peer.owner.pause)
     HOME/contributions.jsonl receipts signed by partners (peer.ledger)
     HOME/page.json           contributions and texts that the page shows (p2ptrain.page.memory)
-    HOME/announced           time of the last presence record (peer.duplicate_identity)
     HOME/foreign-tokens      tokens that an earlier identity trained (peer.identity_command)
     HOME/badge               membership certificate of a run by invite (peer.admission_client)
     HOME/rulings.signed      the author's newest access list (peer.admission_client)
@@ -27,10 +26,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import json
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +43,6 @@ from p2ptrain.base.text import command_line
 from p2ptrain.data.file_store import FILES_FOLDER, FileStore
 from p2ptrain.manifest import KEY_FILE, SETTINGS_FILE, SIGNED_FILE, JoinLink, SignedManifest, genuine_run
 
-ANNOUNCED_FILE = "announced"
 FOREIGN_TOKENS_FILE = "foreign-tokens"
 
 
@@ -172,13 +168,6 @@ class Home:
         document["unreachable"] = addresses.unreachable
         self.write(self.path / "addresses.json", json.dumps(document, indent=1).encode(), lasting)
 
-    def last_announced(self, default: float) -> float:
-        """Return the time of the last presence record issued here, in seconds since 1970."""
-        try:
-            return float((self.path / ANNOUNCED_FILE).read_text())
-        except (OSError, ValueError):
-            return default
-
     def foreign_tokens(self) -> int:
         """Return the tokens of the checkpoint that another identity trained (``p2ptrain identity --new``)."""
         try:
@@ -189,10 +178,6 @@ class Home:
     def save_foreign_tokens(self, tokens: int) -> None:
         """Keep ``foreign_tokens``. Raises HomeError."""
         self.write(self.path / FOREIGN_TOKENS_FILE, f"{tokens}\n".encode())
-
-    def save_announced(self, time: float) -> None:
-        """Keep the time of a presence record, without waiting for the disk. Raises HomeError."""
-        self.write(self.path / ANNOUNCED_FILE, f"{time:.6f}\n".encode(), lasting=False)
 
     def save_summary(self, summary: dict[str, Any]) -> None:
         self.write(self.summary, json.dumps(summary, indent=1).encode() + b"\n")
@@ -219,29 +204,6 @@ class Addresses:
     def link_addresses(self, most: int = 16) -> tuple[str, ...]:
         """Return at most ``most`` addresses for a join link: this peer's own, then those it joined by."""
         return tuple(dict.fromkeys([*self.own, *self.joined_by]))[:most]
-
-
-class AddressBook:
-    """Keeps ``addresses.json`` up to date. Runs in the loop only, so writes never overlap."""
-
-    def __init__(self, home: Home, current: Callable[[], Addresses]) -> None:
-        self._home = home
-        self._current = current
-        self._written: Addresses | None = None
-
-    async def begin(self) -> None:
-        """Write the addresses durably: this peer rejoins by them after a power cut. Raises HomeError."""
-        first = self._current()
-        await asyncio.to_thread(self._home.save_addresses, first, lasting=True)
-        self._written = first
-        self.keep()
-
-    def keep(self) -> None:
-        """Write the addresses if they have changed, without waiting for the disk. Raises HomeError."""
-        current = self._current()
-        if self._written is not None and current != self._written:  # until then ``begin`` will write them
-            self._home.save_addresses(current, lasting=False)
-            self._written = current
 
 
 def home_for(link: JoinLink | None, path: Path | None) -> Home:

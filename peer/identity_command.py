@@ -12,7 +12,7 @@ from p2ptrain.base.errors import HomeError
 from p2ptrain.base.text import command_line
 from p2ptrain.net.identity import Identity
 from peer.admission_client import CERTIFICATE_FILE
-from peer.home import ANNOUNCED_FILE, Home, check_no_other
+from peer.home import Home, check_no_other
 from peer.options import HOME
 
 
@@ -47,7 +47,7 @@ def _set_apart(home: Home) -> tuple[str, Path]:
     folder = home.path / f"before-{old[-6:]}"
     tokens = _tokens(home)
     ledger = home.contributions
-    kept = [home.path / CERTIFICATE_FILE, ledger, ledger.with_suffix(".1.jsonl"), home.path / ANNOUNCED_FILE]
+    kept = [home.path / CERTIFICATE_FILE, ledger, ledger.with_suffix(".1.jsonl")]
     try:
         folder.mkdir(exist_ok=True)
         for each in [*kept, home.identity]:  # the key last: what fails before leaves the peer as it was

@@ -128,11 +128,6 @@ def here(tokens_per_s: float, shortened_s: float | None) -> str:
     return "" if shortened_s is None else f", {tokens_per_s:,.0f} of them here"
 
 
-def lowest_loss(fields: Mapping[str, Any]) -> str:
-    """Return the line for a progress note whose training loss is the lowest so far."""
-    return f"[train] lowest training loss so far: {fields['loss']:.3f}, at step {fields['step']:,}"
-
-
 def _started(fields: Mapping[str, Any]) -> str:
     if not fields.get("ended"):
         return f"[train] training on {fields['device']}, {fields['parameters']:,} parameters, {_loss(fields)}"
@@ -339,9 +334,6 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     ),
     "pause not kept": lambda f: f"[owner] the pause is NOT kept for the next start: {_why(f)}",
     "not in effect": lambda f: f"[owner] {f['option']} in settings.toml has no effect: {_why(f)}",
-    "budget used up": lambda f: (
-        f"[owner] {_why(f)}: training alone until the month is over or monthly_gb is raised in settings.toml"
-    ),
     "share given": lambda f: (
         f"[owner] other peers have used today's share of monthly_gb ({f['percent']} % of it in a month); sending "
         "weights to newcomers and relaying resume tomorrow; exchanges continue"

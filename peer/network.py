@@ -15,8 +15,9 @@ from typing import Any
 from p2ptrain.admission import Gate
 from p2ptrain.base.clock import wall
 from p2ptrain.base.errors import HomeError, NetworkError, UserError
-from p2ptrain.base.ids import PeerId, RunId
+from p2ptrain.base.ids import PeerId, RunId, short
 from p2ptrain.base.logging_setup import reporting
+from p2ptrain.base.telemetry import EventLog
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.net import address
 from p2ptrain.net.directory import PeerCache
@@ -38,7 +39,10 @@ from p2ptrain.net.transport import P2PTransport
 from p2ptrain.ports import Link, Notebook, Transport
 from p2ptrain.swarm import PRESENCE_LIFETIME_S, PeerState, Presence
 from p2ptrain.swarm.events import Announce
+from peer.duplicate_identity import IdentityWatch
+from peer.home import Addresses, Home
 from peer.paths import Paths
+from peer.start_options import PeerOptions
 
 CACHE_PERIOD_S = 10.0
 """Seconds between two writes of the peer cache: a peer that ran this long rejoins without a bootstrap after SIGKILL.
@@ -47,9 +51,6 @@ Guess: how soon after joining peers are killed."""
 SETTLING_S = 30.0
 """Seconds after a node's start for which a presence record without addresses is held back: the first verdict about
 reachability takes 5 to 10 s (measured)."""
-
-BRIEF_S = 2.0
-"""Timeout for closing connections. Guess: p2pd's answers on busy machines."""
 
 _report = reporting("the network's background work")
 
@@ -62,11 +63,9 @@ class Connection:
         port: port of the last session, 0 for none.
         rates: throttles of all streams, which also count bytes.
         relay: limits of our relay for peers that nobody can dial; None: do not relay.
-        paths: records whether links are direct or relayed.
         punch: whether p2pd may punch holes through a router that lets nobody in.
         unreachable: whether nobody could dial this peer in the last session.
-        stamp: completes each presence record before it is signed.
-        see_own: called with each live record of this peer that a lookup finds.
+        watch: gets each live record of this peer that a lookup finds; once it yields, nothing is announced.
         on_move: called in the loop when ``addresses`` change; may raise HomeError.
         monitor: watches this machine's network; None: the usual one.
     """
@@ -86,15 +85,13 @@ class Connection:
         local: bool = False,
         rates: Throttles | None = None,
         relay: RelayLimits | None = None,
-        paths: Paths | None = None,
         punch: bool = False,
         unreachable: bool = False,
-        stamp: Callable[[Presence], Presence] = lambda presence: presence,
-        see_own: Callable[[Presence], None] = lambda presence: None,
+        watch: IdentityWatch | None = None,
         on_move: Callable[[], None] = lambda: None,
         monitor: NetworkMonitor | None = None,
     ) -> None:
-        self._identity = identity
+        self.identity = identity
         self._run = run
         self._bootstraps = tuple(bootstraps)
         self._cache = cache
@@ -104,15 +101,15 @@ class Connection:
         self._announce = tuple(announce)
         self._nickname = nickname
         self._local = local
-        self._rates = rates or Throttles()
+        self.rates = rates or Throttles()
         self._relay = relay
-        self._paths = paths if paths is not None else Paths()
+        self.paths = Paths()
+        """Whether the latest links are direct or relayed."""
         self._punch = punch and not announce and not local
         self.unreachable = unreachable
         """Whether nobody can dial this peer, by the last verdict."""
         self._has_stopped_punching = False  # p2pd is restarted for this once a session, as verdicts may alternate
-        self._stamp = stamp
-        self._see_own = see_own
+        self._watch = watch
         self._on_move = on_move
         self._handler: Callable[[Link], Awaitable[None]] | None = None
         self._end: float | None = None
@@ -142,7 +139,7 @@ class Connection:
     @property
     def addresses(self) -> tuple[str, ...]:
         """This peer's own multiaddresses, with ``/p2p/``."""
-        return tuple(address.with_peer(each, self._identity.peer_id) for each in self._places)
+        return tuple(address.with_peer(each, self.identity.peer_id) for each in self._places)
 
     @property
     def _places(self) -> tuple[str, ...]:
@@ -151,8 +148,8 @@ class Connection:
     async def serve_manifest(self, signed: SignedManifest) -> None:
         """Serve the manifest and keep farewell records, on this node and later ones."""
         self._end = signed.manifest.run.tokens
-        if self._supervisor.current is not None:
-            self._supervisor.current.end_at(self._end)
+        with contextlib.suppress(NetworkError):  # p2pd is being restarted, and the next one gets it
+            self.node.end_at(self._end)
         await self.serve(MANIFEST_PROTOCOL, LIMITS, manifest_handler(self._run, signed.to_bytes()))
 
     def stand_at(self, gate: Gate) -> None:
@@ -169,13 +166,13 @@ class Connection:
 
     async def _serve_on(self, node: Node, protocol: str) -> None:
         limits, handler = self._handlers[protocol]
-        transport = P2PTransport(node, protocol, limits, self._rates, serves_others=True)
+        transport = P2PTransport(node, protocol, limits, self.rates, serves_others=True)
         await transport.listen(handler)
         self._supervisor.services.append(transport)
 
     def speaking(self, protocol: str, limits: Limits) -> Transport:
         """Return a transport for outbound streams of a protocol. Raises NetworkError."""
-        return P2PTransport(self.node, protocol, limits, self._rates)
+        return P2PTransport(self.node, protocol, limits, self.rates)
 
     async def keep_cache(self, records: Callable[[], list[Presence]]) -> None:
         """Save the live peers periodically, so that this peer can rejoin without a bootstrap. Runs until cancelled."""
@@ -196,7 +193,7 @@ class Connection:
     def sign(self, announce: Announce) -> Presence:
         self._announced = announce
         presence = Presence(
-            peer=self._identity.peer_id,
+            peer=self.identity.peer_id,
             run=self._run,
             addresses=self._places,
             state=PeerState(announce.state),
@@ -206,9 +203,10 @@ class Connection:
             nickname=self._nickname,
             issued_at=wall(),
             lifetime_s=PRESENCE_LIFETIME_S,
+            since=0.0 if self._watch is None else self._watch.since,
             keeps=announce.keeps,
         )
-        return self._identity.sign(self._stamp(presence))
+        return self.identity.sign(presence)
 
     async def close(self, in_haste: bool = False) -> None:
         """Close everything; ``in_haste`` kills p2pd first, which may be frozen."""
@@ -241,6 +239,8 @@ class Connection:
         return 0 if node is None else node.directory.size  # p2pd may be restarted right after a lookup
 
     async def announce(self, presence: Presence) -> None:
+        if self._watch is not None and self._watch.rival is not None:
+            return  # our peer id is another process
         is_settled = self._reachability is None or self._reachability.is_settled
         if not (presence.addresses or is_settled) and time.monotonic() - self._started_at < SETTLING_S:
             return  # others would only fail to dial; ``_moved`` announces the first address
@@ -263,12 +263,8 @@ class Connection:
         return await self.node.directory.finished()
 
     async def _moved(self) -> None:
-        """Announce changed addresses at once, not only with the next announcement."""
+        """Announce changed addresses at once, not only with the next announcement. Raises NetworkError."""
         self._save_addresses()
-        await self.announce_again()
-
-    async def announce_again(self) -> None:
-        """Sign the last announcement anew, and announce it. Raises NetworkError."""
         if self._announced is not None:
             await self.announce(self.sign(self._announced))
 
@@ -277,18 +273,6 @@ class Connection:
             self._on_move()
         except HomeError as error:
             self._notebook.note("not saved", what="how others reach this peer", why=error.problem)
-
-    async def announce_briefly(self) -> None:
-        """Announce again, and then close connections, except to bootstraps: others' streams to our peer id may take
-        them, but another process is meant. Raises NetworkError.
-        """
-        await self.announce_again()
-        node = self.node
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(BRIEF_S):
-                met = {each.peer for each in await node.daemon.connections()}
-                for peer in met - set(node.bootstraps):
-                    await node.daemon.disconnect(peer)
 
     async def _accept_link(self, link: StreamLink) -> None:
         assert self._handler is not None  # set by listen
@@ -299,7 +283,7 @@ class Connection:
     def _note_path(self, link: StreamLink, addresses: Sequence[str] = ()) -> None:
         node = self._supervisor.current
         if node is not None:  # else p2pd is being restarted, and the link ends
-            self._paths.note(link, node.daemon.punches, addresses or node.known.get(link.peer, ()))
+            self.paths.note(link, node.daemon.punches, addresses or node.known.get(link.peer, ()))
 
     # --- the current node -------------------------------------------------------------------------------------------
 
@@ -311,15 +295,16 @@ class Connection:
         services = self._supervisor.services
         self.port = node.port or self.port
         self._started_at = time.monotonic()
-        node.directory.on_own = self._see_own
+        if self._watch is not None:
+            node.directory.on_own = self._watch.see
         node.on_narrow_path = self._note_narrow_path
         upgrades = Upgrades(node.daemon, lambda: self._is_hopeful)
-        self._transport = P2PTransport(node, rates=self._rates, upgrades=upgrades)
-        self._parallel_streams = ParallelStreams(node, self._rates)
+        self._transport = P2PTransport(node, rates=self.rates, upgrades=upgrades)
+        self._parallel_streams = ParallelStreams(node, self.rates)
         services += [self._transport, self._parallel_streams]
         await self._parallel_streams.listen()
-        services.append(await serve_reach(node, self._rates))
-        services.append(await Relay.start(node, self._relay or NO_RELAY, self._rates))
+        services.append(await serve_reach(node, self.rates))
+        services.append(await Relay.start(node, self._relay or NO_RELAY, self.rates))
         if self._gate is not None:
             node.stand_at(self._gate)
         if self._end is not None:
@@ -414,17 +399,75 @@ class Connection:
         for choice in sorted(choices, reverse=True):  # the last port before any free one
             try:
                 return await Node.start(
-                    self._identity,
+                    self.identity,
                     self._run,
                     listen=choice,
                     announce=self._announce,
                     bootstraps=self._bootstraps,
                     known=self._cache.load(self._run),
                     local=self._local,
-                    rates=self._rates,
+                    rates=self.rates,
                     punches=self._punch and self.unreachable,
                 )
             except UserError:
                 if self._listen or address.port_of(choice) == 0:
                     raise
         raise AssertionError("any free port is always tried")
+
+
+async def connect(
+    stack: contextlib.AsyncExitStack,
+    options: PeerOptions,
+    home: Home,
+    identity: Identity,
+    signed: SignedManifest | None,
+    log: EventLog,
+    rates: Throttles,
+    watch: IdentityWatch,
+    is_hasty: Callable[[], bool],
+) -> Connection:
+    """Connect to the run, until ``stack`` closes. Raises UserError if no node can start here.
+
+    Args:
+        is_hasty: whether the owner stops the peer at once.
+    """
+    if options.link is not None:
+        run = options.link.run_id
+    else:
+        assert signed is not None  # home_for checked it
+        run = signed.run_id
+    last = home.load_addresses()
+    bootstraps = options.link.addresses if options.link else last.joined_by
+
+    def save_addresses(lasting: bool = False) -> None:
+        known = Addresses(connection.addresses, tuple(bootstraps), connection.port, connection.unreachable)
+        home.save_addresses(known, lasting)
+
+    connection = Connection(
+        identity,
+        run,
+        bootstraps,
+        PeerCache(home.peers),
+        log,
+        listen=options.listen or (),
+        port=last.port,
+        announce=options.announce or (),
+        nickname=options.nickname or "",
+        local=bool(options.local),
+        rates=rates,
+        relay=RelayLimits() if options.relay else None,
+        punch=options.punch,
+        unreachable=last.unreachable,
+        watch=watch,
+        on_move=save_addresses,
+    )
+
+    async def close() -> None:
+        await connection.close(in_haste=is_hasty())
+
+    stack.push_async_callback(close)
+    await connection.start()
+    save_addresses(lasting=True)  # by which this peer rejoins after a power cut
+    where = ", ".join(map(address.host_port, connection.addresses)) or "no address that others can reach"
+    log.note("listening", name=short(identity.peer_id), where=where)
+    return connection

@@ -1,4 +1,4 @@
-"""Participation: whether this peer is in the swarm, trains alone or is paused.
+"""Participation: whether this peer is in the swarm or paused.
 
 A peer that stops participating leaves the swarm and keeps its weights in memory: the protocol core ends as at Ctrl+C
 (``LeaveRequested``), and the other peers hear "leaving" and draw other partners at once. To participate again, the peer
@@ -9,7 +9,6 @@ newcomer does. Hence nobody exchanges with weights that do not change, and the p
 mode       trainer                  network
 =========  =======================  ====================================================================================
 SWARM      trains once core begins  the core's driver runs
-SOLO       trains                   p2pd and the DHT run; inbound exchanges are declined
 PAUSED     is held                  p2pd and the DHT run; inbound exchanges are declined
 =========  =======================  ====================================================================================
 
@@ -35,7 +34,6 @@ from p2ptrain.swarm.events import Event, Giving, LeaveRequested, PhaseDone, Trai
 
 class Mode(Enum):
     SWARM = "take part in the swarm"
-    SOLO = "train without the swarm"
     PAUSED = "rest"
 
 
@@ -137,9 +135,9 @@ class Participation:
         self._mode = mode
         if mode is Mode.PAUSED:
             self._control.hold()
-        if mode is not Mode.SWARM and (driver := self._driver) is not None:
-            self._is_recalled = True
-            driver.post(LeaveRequested())
+            if (driver := self._driver) is not None:
+                self._is_recalled = True
+                driver.post(LeaveRequested())
         self._changed.set()
 
     def give(self, gives: bool) -> None:
@@ -200,17 +198,11 @@ class Participation:
         """Wait until the mode is SWARM (return ""), or until the peer ends (return why)."""
         while True:
             self._changed.clear()
-            mode = self._mode
             if self._leaving:
                 return "stopped by its owner"
-            if mode is Mode.SWARM:
+            if self._mode is Mode.SWARM:
                 return ""
-            if mode is Mode.SOLO:
-                self._begin()
-                if self._ended is not None:
-                    return "the run's end, alone"
-            else:
-                self._control.hold()  # again: the core may have begun training at the same moment
+            self._control.hold()  # again: the core may have begun training at the same moment
             self._learner.inbox.proceed(self._phase)  # without a core nobody else will
             await self._environment.transport.listen(self._decline)
             await self._changed.wait()

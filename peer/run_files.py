@@ -25,13 +25,13 @@ from p2ptrain.net.throttle import Throttles
 from p2ptrain.ports import Link
 from p2ptrain.tokens.opened import open_corpus, user_store
 from peer.admission_client import AdmissionClient
-from peer.assembly import PeerOptions
 from peer.file_fetch import Source, ask_for_file
 from peer.home import Home
 from peer.initial_weights import needs_weights, provide_weights
-from peer.network_stack import NetworkStack
+from peer.network import Connection
 from peer.shard_sources import ShardSources
 from peer.space import text_bytes
+from peer.start_options import PeerOptions
 from peer.token_supply import TokenSupply
 
 MAX_ASKED = 8
@@ -52,7 +52,7 @@ class RunFiles:
         options: PeerOptions,
         home: Home,
         signed: SignedManifest,
-        network: NetworkStack | None,
+        network: Connection | None,
         admission: AdmissionClient | None,
         log: EventLog,
         rates: Throttles,
@@ -121,15 +121,15 @@ class RunFiles:
         if self._network is not None and self._admission is not None:
             server = ShardServer(corpus.index, store, self._rates, coming=lambda: found.coming)
             handler = self._admission.guarded(server.answer)
-            await self._network.connection.serve(SHARDS_PROTOCOL, SHARDS_LIMITS, handler)
+            await self._network.serve(SHARDS_PROTOCOL, SHARDS_LIMITS, handler)
         return found
 
     async def peers(self) -> Sequence[Source]:
         """Return other peers. Raises NetworkError."""
         if self._network is not None and time.monotonic() - self._found_at >= LOOKUP_S:
             self._found_at = time.monotonic()
-            await self._network.connection.announce_early()
-            records = await self._network.connection.lookup()
+            await self._network.announce_early()
+            records = await self._network.lookup()
             me = self._network.identity.peer_id
             self._found = [(each.peer, each.addresses) for each in records if each.peer != me]
         return self._found
@@ -157,7 +157,7 @@ class RunFiles:
         async def dial(peer: PeerId, addresses: Sequence[str]) -> Link:
             assert self._network is not None  # there is nobody to dial
             assert self._admission is not None
-            speaking = self._network.connection.speaking(protocol, limits)
+            speaking = self._network.speaking(protocol, limits)
             return await self._admission.transport(speaking, checks_responder=False).open(peer, addresses)
 
         return dial

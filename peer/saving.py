@@ -31,9 +31,6 @@ space."""
 LAST_PATIENCE_S = 300.0
 """Seconds for which saving is retried, so that an owner can free some space. Guess: how long owners take to notice and
 do so."""
-TERMINATED_PATIENCE_S = 20.0
-"""Seconds for which saving is retried after SIGTERM or SIGHUP. A program may just free the disk, but no owner may read,
-and a system that shuts down waits 90 s (systemd's DefaultTimeoutStopSec)."""
 
 
 @dataclass(slots=True)
@@ -45,8 +42,6 @@ class CheckpointSaver:
     state: Callable[[], dict[str, Any]]
     """Returns what a checkpoint holds besides the learner's state."""
     notebook: Notebook
-    is_terminated: Callable[[], bool] = lambda: False
-    """Whether a signal other than Ctrl+C stopped the peer."""
     clock: Clock = time.monotonic
     sleep: Callable[[float], None] = nap
     """Sleeps between retries; an interrupt may raise out of it."""
@@ -119,24 +114,20 @@ class CheckpointSaver:
         return sum(file.stat().st_size for file in path.iterdir())
 
     def insist(self, what: str, write: Callable[[], object]) -> None:
-        """Retry ``write`` for ``LAST_PATIENCE_S``, or ``TERMINATED_PATIENCE_S``. Raises HomeError after that."""
-        patience_s = TERMINATED_PATIENCE_S if self.is_terminated() else LAST_PATIENCE_S
-        deadline, is_told = self.clock() + patience_s, False
+        """Retry ``write`` for ``LAST_PATIENCE_S``. Raises HomeError after that."""
+        deadline, is_noted = self.clock() + LAST_PATIENCE_S, False
         while True:
             try:
                 write()
                 return
             except HomeError as error:
-                if self.is_terminated():  # perhaps since the first try
-                    deadline = min(deadline, self.clock() + TERMINATED_PATIENCE_S)
-                left_s, why = deadline - self.clock(), error.problem.removesuffix(".")
-                remedy = error.remedy
+                left_s, why, remedy = deadline - self.clock(), error.problem.removesuffix("."), error.remedy
                 if left_s <= 0:
                     self.notebook.note("not saved", what=what, why=f"{why}; given up")
                     raise
-            if not is_told:
-                is_told = True
-                terms = {"every_s": RETRY_S, "seconds": patience_s, "remedy": remedy}
+            if not is_noted:
+                is_noted = True
+                terms = {"every_s": RETRY_S, "seconds": LAST_PATIENCE_S, "remedy": remedy}
                 self.notebook.note("save waits", what=what, why=why, **terms)
             self.sleep(min(RETRY_S, left_s))
 

@@ -1,6 +1,6 @@
 """Output for the owner: news above a status line on a terminal, elsewhere news and a line of progress a minute.
 
-News is what changed: peers that come and go, catching up, saves, a new lowest loss, failures, pauses. ``verbose`` also
+News is what changed: peers that come and go, catching up, saves, failures, pauses. ``verbose`` also
 shows every exchange and every repetition.
 """
 
@@ -20,7 +20,7 @@ from rich.text import Text
 from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.errors import MISFIT
 from p2ptrain.ports import Clock
-from peer.messages import PARTS, line, lowest_loss
+from peer.messages import PARTS, line
 
 PLAIN_PROGRESS_S = 60.0
 """Seconds between two progress lines without a terminal, to keep logs readable."""
@@ -146,7 +146,6 @@ class Screen(StatusLine):
         self._news = News(clock)
         self._lock = threading.RLock()
         self._rests = False
-        self._lowest = float("inf")
         self._fraction = 0.0
 
     def show(self, kind: str, fields: dict[str, Any]) -> None:
@@ -162,24 +161,11 @@ class Screen(StatusLine):
                 self._renew(text.removeprefix(TAG))
             if self._is_shown(kind, fields):
                 self._console.print(text, markup=False)
-            if kind == "progress" and self._is_lowest(fields.get("loss", float("inf"))):
-                self._console.print(lowest_loss(fields), markup=False)
-
-    def say(self, text: str) -> None:
-        """Show a line that is not a note."""
-        with self._lock:
-            self._console.print(text, markup=False)
 
     def _is_shown(self, kind: str, fields: dict[str, Any]) -> bool:
         if kind in PROGRESS:
             return not self._has_status and self._news.is_due(PLAIN_PROGRESS_S, kind)
         return self._news.is_news(kind, fields) or self._verbose
-
-    def _is_lowest(self, loss: float) -> bool:
-        """Return whether a lower training loss is to be shown; the first one is not news."""
-        is_lower, is_first = loss < self._lowest, self._lowest == float("inf")
-        self._lowest = min(loss, self._lowest)
-        return is_lower and self._news.is_due(REPEAT_S, "lowest loss") and not is_first
 
 
 class _Status:

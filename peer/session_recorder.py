@@ -16,15 +16,13 @@ from p2ptrain.base.clock import wall
 from p2ptrain.base.errors import HomeError
 from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.checkpoint import Checkpoints
-from p2ptrain.host.loop import Hooks
 from p2ptrain.host.tasks import PeerLearner, PeerTask
 from p2ptrain.ports import Notebook
 from p2ptrain.swarm import Counters, keeping
 from peer.held_out_reader import HeldOutReader
 from peer.home import Home
 from peer.saving import CheckpointSaver
-from peer.throughput import Throughput
-from peer.time_left import ExchangeDrift, TimeLeft, time_left
+from peer.speed import ExchangeDrift, Throughput, TimeLeft, time_left
 
 PROGRESS_PERIOD_S = 2.0
 OF_SESSION = ("tokens_per_s", "blocked_fraction", "longest_stall_inner_steps")
@@ -37,7 +35,7 @@ median drifts in long sessions."""
 
 @dataclass(slots=True)
 class SessionRecorder:
-    """Writes notes and the summary of one session, and has checkpoints saved. Runs in the training thread."""
+    """Writes notes and the summary of one session, and has checkpoints saved: the ``Hooks`` of the training loop."""
 
     home: Home
     checkpoints: Checkpoints
@@ -59,6 +57,8 @@ class SessionRecorder:
     is_watched: Callable[[], bool] = lambda: False
     on_outer_step: Callable[[], None] = lambda: None
     """Called after each outer step."""
+    on_turn: Callable[[], None] = lambda: None
+    """Called after each turn of the training loop."""
     last_exchanges_s: float = 0.0
     """Maximum seconds of a session that starts after the run's end; 0 if the recipe exchanges nothing."""
     keeps: frozenset[int] | None = None
@@ -125,24 +125,14 @@ class SessionRecorder:
             progress=self.learner.progress,
         )
 
-    def hooks(self, turned: Callable[[], None]) -> Hooks:
-        """Return what the training loop calls; ``turned`` as there."""
+    def turned(self) -> None:
+        self.on_turn()
+        if self.keeps is not None and not self.saver.is_saved:
+            self.saver.save_if_due()
 
-        def kept() -> None:
-            turned()
-            if not self.saver.is_saved:
-                self.saver.save_if_due()
-
-        return Hooks(
-            self.inner_step_done,
-            self.outer_step_done,
-            self.training_ended,
-            self.held,
-            turned if self.keeps is None else kept,
-            self.leaving,
-            self.conclude,
-            lambda: self.saver.is_due,
-        )
+    @property
+    def is_due(self) -> bool:
+        return self.saver.is_due
 
     def inner_step_done(self) -> None:
         now = time.monotonic()

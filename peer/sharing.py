@@ -34,7 +34,7 @@ class Sharing:
 
     Args:
         listen_address: listen address of the page; None: no page.
-        always: share figures whatever the settings say.
+        is_shared: whether bootstraps get the figures.
         show: shows a line to the owner only; the log and ``p2ptrain status`` do not get it.
         is_tracked: whether a tracker gets the figures.
     """
@@ -42,13 +42,9 @@ class Sharing:
     state: StatusView
     owner: OwnerControl
     listen_address: ListenAddress | None
-    always: bool
+    is_shared: bool
     show: Callable[[str], None] = print
     is_tracked: bool = False
-
-    @property
-    def is_shared(self) -> bool:
-        return self.always or self.owner.shares
 
     def is_watched(self) -> bool:
         return self.listen_address is not None or self.is_shared or self.is_tracked
@@ -74,7 +70,6 @@ class Sharing:
         foreign = home.foreign_tokens()
         self.state.set_sources(Sources(record.figures, self.owner.measured, self.owner.traffic, foreign))
         self.state.remember(PageMemory.load(home.path, signed.run_id))
-        self.state.shared_while(lambda: self.is_shared)
         record.is_watched = self.is_watched
 
     async def update(

@@ -1,30 +1,39 @@
-"""Options of a peer that its home remembers, so that ``p2ptrain peer --home HOME`` alone starts the same peer."""
+"""Options with which a peer starts; its home remembers them, so that ``p2ptrain peer --home HOME`` starts it again."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from p2ptrain.net.start_options import NodeOptions, OptionsFile
+from p2ptrain.base.device_names import DEVICES_NAME, DEVICES_WORDS
+from p2ptrain.manifest import JoinLink
+from p2ptrain.net.start_options import NodeOptions
 from p2ptrain.swarm import keeping
+from p2ptrain.wire import MAX_NICKNAME_CHARS, is_nickname
 from peer.options import MIN_TEXT_GB
-from peer.owner.settings import MAX_STAGES, Settings, device_name, nickname_text
+from peer.owner.settings import CompileMode
 from peer.trackers import tracker_name
 
+MAX_STAGES = 64
 MOST_RANKS = 256
 """Maximum of ``--team``."""
 
-SETTING_OF = {
-    "device": "device",
-    "stages": "stages",
-    "nickname": "nickname",
-    "share": "share_figures",
-    "track": "track",
-}
-"""Options that override a setting. A setting that is edited later takes precedence over the saved option."""
+
+def device_name(text: str) -> str:
+    """Return the valid names of one or several devices. Raises ValueError."""
+    if not DEVICES_NAME.fullmatch(text):
+        raise ValueError(f"devices are {DEVICES_WORDS}")
+    return text
+
+
+def _nickname(text: str) -> str:
+    if not is_nickname(text):
+        raise ValueError(f"a nickname has at most {MAX_NICKNAME_CHARS} printable characters")
+    return text
 
 
 def _kept(text: str) -> str:
@@ -44,9 +53,9 @@ class StartOptions(NodeOptions):
     """Number of the team's devices, those of other computers included."""
     at: str | None = None
     """Private address on which the ranks of other computers reach this peer, HOST[:PORT]."""
-    nickname: Annotated[str, AfterValidator(nickname_text)] | None = None
+    nickname: Annotated[str, AfterValidator(_nickname)] | None = None
     share: bool | None = None
-    """Share this peer's figures with bootstraps, whatever the settings say."""
+    """Share this peer's figures with bootstraps."""
     track: Annotated[str, AfterValidator(tracker_name)] | None = None
     """Where this peer's figures go (``peer.trackers``)."""
     mirror: str | None = None
@@ -61,20 +70,18 @@ class StartOptions(NodeOptions):
         return replace(self, stages=None)
 
 
-class StartFile:
-    """The file of a peer's home."""
+@dataclass(frozen=True, slots=True)
+class PeerOptions(StartOptions):
+    """Options of one start, with what the owner's settings allow; none changes the algorithm."""
 
-    def __init__(self, home: Path) -> None:
-        self._file = OptionsFile(home, StartOptions)
-        self.path = self._file.path
-
-    def load(self, settings: Settings) -> StartOptions:
-        """Return the saved options, without those whose setting was edited since. Raises HomeError if it is faulty."""
-        options, before = self._file.load()
-        edited = [name for name, setting in SETTING_OF.items() if before.get(setting) != getattr(settings, setting)]
-        found = replace(options, **dict.fromkeys(edited))
-        return found.without_stages() if "device" in edited else found
-
-    def save(self, options: StartOptions, settings: Settings) -> None:
-        """Save options for the next start, readable by their owner alone. Raises HomeError."""
-        self._file.save(options, {setting: getattr(settings, setting) for setting in SETTING_OF.values()})
+    link: JoinLink | None
+    home: Path | None = None
+    forget: bool = False
+    """Use only the options of this start."""
+    verbose: bool = False
+    """Print every exchange."""
+    memory_bytes: float = math.inf
+    """Host memory that the peer plans with."""
+    compile: CompileMode = "auto"
+    punch: bool = True
+    """Whether p2pd may punch holes through the router."""

@@ -75,7 +75,7 @@ owner's computer, files, settings or home network."""
 MAX_SAMPLE_SHARED = 600
 """Maximum characters of a sample text that others get."""
 TIME_FIGURES = ("swarm_tokens_per_s", "remaining_s", "shortened_s")
-"""Figures of all peers together, as this one estimates them (``peer.time_left``)."""
+"""Figures of all peers together, as this one estimates them (``peer.speed``)."""
 RECENT = 10
 """Number of exchanges whose median distance is shown as the disagreement."""
 
@@ -116,17 +116,10 @@ class StatusView:
         self._device: str | None = None
         self._distances: deque[float] = deque(maxlen=RECENT)
         self._join: Callable[[], str] = str
-        self._shares: Callable[[], bool] = lambda: False
-        self._unshared_serial = 0
-        """Serial of the last news while nothing was shared."""
         self._shared_failures: deque[tuple[int, float, str]] = deque(maxlen=MOST_FAILURES)
         """Failures that others may see: serial, time, line."""
         self._receipt: Receipt | None = None
         self._memory = PageMemory()
-
-    def shared_while(self, shares: Callable[[], bool]) -> None:
-        """Show others only what happens while ``shares()`` is true; the noting thread calls it."""
-        self._shares = shares
 
     def set_run(self, signed: SignedManifest, parameters: int, join: Callable[[], str]) -> None:
         """Set the run, and the function that returns the join command, which every ``document`` calls."""
@@ -164,11 +157,8 @@ class StatusView:
                 self._view.contributions.take(signed)
 
     def on_note(self, kind: str, fields: dict[str, Any]) -> None:
-        is_shared = self._shares()
         with self._lock:
             self._record(kind, fields, self._wall())
-            if not is_shared:
-                self._unshared_serial = self._view.last_serial
 
     def update_peers(self, records: Sequence[Presence], way_to: Callable[[PeerId], str]) -> None:
         """Update the live peers from their presence records, and the traffic curve. Call it periodically.
@@ -201,8 +191,7 @@ class StatusView:
     def report(self, serial: int) -> tuple[dict[str, Any], list[list[Any]]]:
         """Return our row and our news after a serial number, for bootstraps that show the swarm.
 
-        Returns all news if that serial is from an earlier process of this peer. Leaves out what happened while nothing
-        was shared.
+        Returns all news if that serial is from an earlier process of this peer.
         """
         with self._lock:
             self._refresh()
@@ -213,7 +202,7 @@ class StatusView:
             ]
             news += [["failure", *each] for each in self._shared_failures]
             news += [["checkpoint", row.n, row.at, row.step] for row in view.checkpoints]
-            known = max(serial if serial <= view.last_serial else 0, self._unshared_serial)
+            known = serial if serial <= view.last_serial else 0
             since = sorted((each for each in news if each[1] > known), key=lambda each: each[1])
             sample = {} if view.sample is None else {"sample": view.sample.text[:MAX_SAMPLE_SHARED]}
             return plain(self._own_row()) | sample | self._own_contribution(), since

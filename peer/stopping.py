@@ -84,11 +84,6 @@ class Stopping:
             self._has_failed = True
             raise
 
-    @property
-    def is_terminated(self) -> bool:
-        """Whether the first signal was not Ctrl+C, so that nobody may sit at the terminal."""
-        return self._asked is not None and self._asked[0] != signal.SIGINT
-
     def let_finish(self, wake: Callable[[], None]) -> None:
         """Make the first signal set ``Signals.stop`` and call ``wake``. Raises CancelledError if it came before."""
         self._wake = wake

@@ -49,6 +49,7 @@ presences = some.builds(
     issued_at=amounts,
     lifetime_s=some.floats(1.0, 3600.0),
     signature=some.binary(max_size=64),
+    since=amounts,
 ).map(lambda presence: replace(presence, keeps=((0, 3), (5, 5)) if presence.state is PeerState.KEEPING else ()))
 known = some.lists(presences, max_size=3).map(tuple)
 terms = some.builds(
@@ -245,6 +246,7 @@ def test_the_signed_bytes_cover_every_field_but_the_signature():
         "nickname": "",
         "issued_at": 1.0,
         "lifetime_s": 1.0,
+        "since": 1.0,
     }
     originals = [wire.presence_bytes(replace(PRESENCE, **{name: value})) for name, value in changes.items()]
     assert len({wire.presence_bytes(PRESENCE), *originals}) == len(changes) + 1

@@ -41,10 +41,6 @@ class DaemonThread:
     def __exit__(self, *_: object) -> None:
         self._calls.put(None)
 
-    async def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Return what a function returns in the thread. If the caller is cancelled, the call goes on."""
-        return await asyncio.shield(asyncio.wrap_future(self._submit(function, *arguments)))
-
     async def run(self, function: Callable[..., T], *arguments: Any, wake: Callable[[], None] = lambda: None) -> T:
         """Return what a function returns in the thread. If the caller is cancelled, the call gets a KeyboardInterrupt.
 

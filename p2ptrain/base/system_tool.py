@@ -1,4 +1,4 @@
-"""Calls of the system's own programs, such as nvidia-smi and loginctl, with a deadline."""
+"""Calls of the system's own programs, such as nvidia-smi, with a deadline."""
 
 from __future__ import annotations
 

@@ -16,7 +16,6 @@ home is locked.
 """
 
 from p2ptrain.checkpoint.store import (
-    TORN,
     Checkpoint,
     Checkpoints,
     Found,
@@ -39,7 +38,6 @@ from p2ptrain.checkpoint.tensor_files import (
 
 __all__ = [
     "PIECE_ELEMENTS",
-    "TORN",
     "Checkpoint",
     "Checkpoints",
     "Found",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from p2ptrain.swarm.events import Event, LeaveRequested, OuterStepDone, TrainingEnded
 
@@ -31,26 +31,31 @@ class Signals:
     finished: threading.Event = field(default_factory=threading.Event)
 
 
-def _nothing(*_: object) -> None:
-    pass
+class Hooks(Protocol):
+    """What the loop calls."""
 
+    def inner_step_done(self) -> None: ...
 
-@dataclass(frozen=True, slots=True)
-class Hooks:
-    inner_step_done: Callable[[], None]
-    outer_step_done: Callable[[], None]
-    training_ended: Callable[[], None]
-    """Called at the run's end, before the final gossip."""
-    held: Callable[[bool], None] = _nothing
-    """Called with True when the trainer stops in the middle of the run, with False when it resumes."""
-    turned: Callable[[], None] = _nothing
-    """Called after each turn of the loop: everything delivered before the turn is applied."""
-    leaving: Callable[[], None] = _nothing
-    """Called when the owner wants to leave, before the farewell, which may take long."""
-    concluded: Callable[[], None] = _nothing
-    """Called after the final gossip, before the farewell, so that newcomers can have the weights meanwhile."""
-    is_due: Callable[[], bool] = bool
-    """Whether ``inner_step_done`` needs weights at rest: the trainer then begins no step before it."""
+    def outer_step_done(self) -> None: ...
+
+    def training_ended(self) -> None:
+        """Called at the run's end, before the final gossip."""
+
+    def held(self, is_held: bool) -> None:
+        """Called with True when the trainer stops in the middle of the run, with False when it resumes."""
+
+    def turned(self) -> None:
+        """Called after each turn of the loop: everything delivered before the turn is applied."""
+
+    def leaving(self) -> None:
+        """Called when the owner wants to leave, before the farewell, which may take long."""
+
+    def conclude(self) -> None:
+        """Called after the final gossip, before the farewell, so that newcomers can have the weights meanwhile."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether ``inner_step_done`` needs weights at rest: the trainer then begins no step before it."""
 
 
 def train(learner: PeerLearner, signals: Signals, post: Callable[[Event], None], hooks: Hooks) -> None:
@@ -83,7 +88,7 @@ def train(learner: PeerLearner, signals: Signals, post: Callable[[Event], None],
             leaves = True
             continue
         idle = held or learner.is_waiting or learner.is_away
-        runs_ahead = signals.begin.is_set() and not ends() and not signals.last.is_set() and not hooks.is_due()
+        runs_ahead = signals.begin.is_set() and not ends() and not signals.last.is_set() and not hooks.is_due
         events = learner.settle(wait_s=NAP_S) if idle else learner.advance(runs_ahead)
         if any(isinstance(event, OuterStepDone) for event in events):
             hooks.outer_step_done()
@@ -99,7 +104,7 @@ def train(learner: PeerLearner, signals: Signals, post: Callable[[Event], None],
         if signals.over.is_set() and not has_concluded and not said_goodbye:
             has_concluded = True
             tell(learner.settle())  # the last exchanges
-            hooks.concluded()
+            hooks.conclude()
             post(LeaveRequested(gives_on=True))
         if (signals.stop.is_set() or signals.last.is_set()) and not said_goodbye:
             said_goodbye = True

@@ -7,10 +7,9 @@ may read it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
@@ -85,15 +84,14 @@ class OptionsFile(Generic[Saved]):
         self.path = home / START_FILE
         self._kind = kind
 
-    def load(self) -> tuple[Saved, dict[str, str | bool | int]]:
-        """Return the saved options, and what was saved with them. Raises HomeError if the file is faulty."""
+    def load(self) -> Saved:
+        """Return the saved options. Raises HomeError if the file is faulty."""
         remedy = "Delete it, and give the options again."
         try:
             document = json.loads(self.path.read_text(encoding="utf-8"))
-            options = TypeAdapter(self._kind).validate_json(json.dumps(document["options"]))
-            return options, TypeAdapter(dict[str, str | bool | int]).validate_python(document["settings"])
+            return TypeAdapter(self._kind).validate_json(json.dumps(document["options"]))
         except FileNotFoundError:
-            return self._kind(), {}
+            return self._kind()
         except OSError as error:
             raise HomeError(f"{self.path} cannot be read: {error.strerror}.", files.remedy(error, "")) from error
         except ValidationError as error:
@@ -103,13 +101,10 @@ class OptionsFile(Generic[Saved]):
         except (ValueError, KeyError, TypeError, RecursionError):
             raise HomeError(f"{self.path} is faulty: it is not a file of start options.", remedy) from None
 
-    def save(self, options: Saved, settings: Mapping[str, str | bool | int] | None = None) -> None:
+    def save(self, options: Saved) -> None:
         """Save options for the next start, readable by their owner alone. Raises HomeError."""
         given = {name: getattr(options, name) for name in names(self._kind)}
-        document: dict[str, Any] = {
-            "options": {name: value for name, value in given.items() if value is not None},
-            "settings": settings or {},
-        }
+        document = {"options": {name: value for name, value in given.items() if value is not None}}
         data = json.dumps(to_jsonable_python(document), indent=1).encode() + b"\n"
         try:
             files.replace(self.path, data, mode=0o600)

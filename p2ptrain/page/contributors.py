@@ -39,7 +39,7 @@ GAP_S = 600.0
 """Longest time without progress that counts as training: longer than inner steps of slow computers. A longer one is a
 pause, a sleep or a clock's jump."""
 SHORTEST_S = 60.0
-"""Shortest measured time that gives a speed, as in ``peer.time_left``."""
+"""Shortest measured time that gives a speed, as in ``peer.speed``."""
 
 
 @dataclass(frozen=True, slots=True)

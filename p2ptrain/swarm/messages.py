@@ -73,6 +73,8 @@ class Presence:
     """Seconds after ``issued_at`` for which the record is valid."""
     signature: bytes = b""
     """Ed25519 over all other fields, by the key that ``peer`` is the hash of."""
+    since: float = 0.0
+    """Start of the issuing process, in seconds since the epoch: of two with one key, the older one goes on."""
     keeps: tuple[tuple[int, int], ...] = ()
     """Fragments that a keeper holds, as ranges (``keeping.Ranges``); empty in every other state."""
 

@@ -15,6 +15,7 @@ from p2ptrain.base.errors import P2pTrainError, UserError
 from p2ptrain.base.ids import RunId
 from p2ptrain.base.text import UserPath
 from p2ptrain.manifest import JoinLink, Manifest
+from p2ptrain.net.start_options import OptionsFile
 from p2ptrain.tokens.opened import user_store
 from peer.doctor import findings as show
 from peer.doctor import machine
@@ -22,6 +23,7 @@ from peer.doctor.findings import Finding, FindingState, bad, note, skipped
 from peer.home import Home, default_home
 from peer.options import LINK
 from peer.owner.settings import SettingsFile
+from peer.start_options import StartOptions
 
 DEFAULT_PORT = 31337
 """Default port, equal to the bootstrap's: one forwarded port serves both."""
@@ -44,7 +46,7 @@ def _unheard() -> Iterator[None]:
 @click.option(
     "--home", type=click.Path(file_okay=False, path_type=UserPath), help="Home of the peer; need not exist yet."
 )
-@click.option("--device", help=f"{DEVICE_WORDS}. [settings.toml; auto]")
+@click.option("--device", help=f"{DEVICE_WORDS}. [as the peer of --home; auto]")
 @click.option("--devices", help="Several devices of one peer, as cuda:0,cuda:1, or all cards: all.", metavar="DEVICE,…")
 @click.option("--stages", type=click.IntRange(1, 64), help="Of several devices: cut the model into so many parts.")
 @click.option(
@@ -70,7 +72,9 @@ def doctor(
     parsed = _link(link, home)
     place = Home(home or default_home(parsed.run_id if parsed else RunId("")))
     settings = SettingsFile(place.path).load(create=False)
-    device = devices or device or settings.device
+    saved = OptionsFile(place.path, StartOptions).load()
+    stages = stages or (None if devices or device else saved.stages)
+    device = devices or device or saved.device or "auto"
     found = [_checked("device", lambda: machine.device(device))]
     finding, listens_at = _port(place, port, local)
     found.append(finding)
@@ -84,7 +88,6 @@ def doctor(
             examined = examine(parsed, listens_at, local)
             found += examined.findings
             manifest = None if examined.signed is None else examined.signed.manifest
-    stages = stages or settings.stages or None
     found.append(_checked("memory", lambda: machine.memory(manifest, device, settings.memory_bytes, stages)))
     found.append(_speed(manifest, device, settings.memory_bytes, settings.threads, found))
     found.append(_checked("disk", lambda: machine.disk(place.path, user_store(), manifest)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from peer.home import Home, check_no_other
 from peer.options import HOME
 from peer.owner import status as reports
 from peer.owner.control_socket import NotRunningError, ask
-from peer.owner.pause import parse_end
+from peer.owner.pause import span_s
 
 
 @click.command(short_help="Show what the peer in a home is doing.")
@@ -42,17 +41,13 @@ def status(home: Path, as_json: bool) -> None:
 @click.command(short_help="Pause the peer in a home.")
 @HOME
 @click.option("--for", "duration", metavar="TIME", help="Resume after this time: 30m, 2h, 1d.")
-@click.option("--until", "clock", metavar="HH:MM", help="Resume when this machine's clock next shows this time.")
-def pause(home: Path, duration: str | None, clock: str | None) -> None:
-    """Pause the peer in HOME until `p2ptrain resume`, or until the given time.
+def pause(home: Path, duration: str | None) -> None:
+    """Pause the peer in HOME until `p2ptrain resume`, or for the given time.
 
     The peer finishes the current inner step, saves, leaves the swarm and keeps its weights in memory. It stays paused
     if it is restarted.
     """
-    now = datetime.now()
-    until = parse_end(duration, clock, now)
-    # The peer's clock may not follow a jump of this machine's.
-    _order(home, "pause", until=until, in_s=None if until is None else until - now.timestamp())
+    _order(home, "pause", in_s=span_s(duration))
 
 
 @click.command(short_help="Resume a paused peer.")

@@ -19,7 +19,7 @@ from datetime import datetime
 from typing import Any
 
 from p2ptrain.base import files
-from p2ptrain.base.clock import JUMP_S, wall
+from p2ptrain.base.clock import wall
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.host.loop import Signals
 from p2ptrain.net.throttle import Throttles
@@ -30,8 +30,7 @@ from peer.owner import status
 from peer.owner.control_socket import ControlServer
 from peer.owner.pause import PauseFile, end_in_words, end_of
 from peer.owner.policy import GIVEN_SHARE, PolicyDecision, decide
-from peer.owner.resting import Readings, RestRule, current
-from peer.owner.sensors import Sensors
+from peer.owner.resting import READ_S, Readings, RestRule, read
 from peer.owner.settings import WAITING, Settings, SettingsFile
 from peer.owner.traffic import TrafficCount
 from peer.participation import Mode, Participation, TrainerControl
@@ -75,19 +74,17 @@ class OwnerControl:
         rates: Throttles,
         signals: Signals,
         notebook: Notebook,
-        sensors: Sensors,
         now: Callable[[], datetime] = local_time,
         clock: Clock = time.monotonic,
     ) -> None:
-        self.nickname = settings.nickname
-        """Name shown to people in this session; another of settings.toml applies from the next start."""
         self._home = home
         self._file = file
         self._settings = settings
         self._rates = rates
         self._signals = signals
         self._notebook = notebook
-        self._sensors = sensors
+        self.readings = Readings()
+        """What running programs and battery were last."""
         self._rest_rule = RestRule()
         self._noted_faults: set[str] = set()
         self._now = now
@@ -120,11 +117,10 @@ class OwnerControl:
         if why := self._traffic.load():
             self._notebook.note("not counted", why=f"{self._traffic.path} cannot be read: {why}")
         self._restore_pause()
-        self._sensors.watch(self._settings)
         self._count()
         self._apply()
         await self._listen()
-        tasks = [start(self._sensors.run()), start(self._watch())]
+        tasks = [start(self._sense()), start(self._watch())]
         try:
             yield
         finally:
@@ -154,6 +150,11 @@ class OwnerControl:
             self._last_lines.append((self._clock(), text))
 
     # --- the watch ------------------------------------------------------------------------------------------------
+
+    async def _sense(self) -> None:
+        while True:
+            self.readings = await asyncio.to_thread(read, self._settings)
+            await asyncio.sleep(READ_S)
 
     async def _watch(self) -> None:
         while True:
@@ -192,14 +193,13 @@ class OwnerControl:
 
     def _note_faults(self) -> None:
         """Note each option that has no effect, once after each edit."""
-        for option, why in self._readings().faults.items():
+        for option, why in self.readings.faults.items():
             if option not in self._noted_faults and getattr(self._settings, option):
                 self._noted_faults.add(option)
                 self._notebook.note("not in effect", option=option, why=why)
 
     def _accept(self, settings: Settings) -> None:
         old, self._settings, self._fault = self._settings, settings, ""
-        self._sensors.watch(settings)
         self._noted_faults.clear()
         changes = [
             f"{name} {getattr(settings, name)!r}, before {getattr(old, name)!r}"
@@ -218,8 +218,6 @@ class OwnerControl:
             match decision.mode:
                 case Mode.PAUSED:
                     self._notebook.note("paused", why=decision.why)
-                case Mode.SOLO:
-                    self._notebook.note("budget used up", why=decision.why)
                 case Mode.SWARM:
                     self._notebook.note("called back")
         if decision.has_given_its_share and not before.has_given_its_share:
@@ -237,12 +235,9 @@ class OwnerControl:
 
     def _decide(self) -> PolicyDecision:
         now = self._now()
-        rest = self._rest_rule.reason(self._settings, self._readings(), self._clock())
+        rest = self._rest_rule.reason(self._settings, self.readings, self._clock())
         month = self._traffic.month(now)
         return decide(self._settings, paused_until=self._paused_until, now=now, month=month, rest=rest)
-
-    def _readings(self) -> Readings:
-        return current(self._sensors.readings, self._settings, self._clock())
 
     def _restore_pause(self) -> None:
         self._paused_until, fault = self._pause.load()
@@ -298,12 +293,10 @@ class OwnerControl:
             case "status":
                 reply = ""
             case "pause":
-                until = end_of(request.get("until"))
-                if until is None:
+                in_s = end_of(request.get("in_s"))
+                if in_s is None:
                     return {"error": "no such time"}
-                if (in_s := end_of(request.get("in_s"))) is not None:
-                    until = self._by_our_clock(until, in_s)
-                reply = self._pause_until(until)
+                reply = self._pause_until(self._now().timestamp() + in_s)
             case "resume":
                 reply = "resuming" if self._paused_until is not None else "not paused"
                 self._set_pause(None)
@@ -315,16 +308,11 @@ class OwnerControl:
                 return {"error": "no such command"}
         return {"told": reply, "status": self._status()}
 
-    def _by_our_clock(self, until: float, in_s: float) -> float:
-        """Return the end of a pause by our clock, if the sender's has jumped."""
-        ours = self._now().timestamp() + in_s
-        return ours if math.isfinite(in_s) and abs(ours - until) > JUMP_S else until
-
     def _pause_until(self, until: float) -> str:
-        before = self._paused_until
+        before, end = self._paused_until, end_in_words(until, self._now())
+        is_same = before is not None and end_in_words(before, self._now()) == end
         self._set_pause(until)
-        word = "pausing" if before is None else "already paused" if before == until else "now paused"
-        return word + end_in_words(until, self._now())
+        return ("pausing" if before is None else "already paused" if is_same else "now paused") + end
 
     def _finish(self) -> str:
         handle, last = self._handle, self._signals.last
@@ -338,11 +326,6 @@ class OwnerControl:
         return "finishing"
 
     # --- figures for displays; safe from any thread -------------------------------------------------------------------
-
-    @property
-    def shares(self) -> bool:
-        """Whether the owner agreed that others show this peer's figures."""
-        return self._settings.share_figures
 
     def state(self) -> tuple[str, str]:
         handle, leaving = self._handle, self._signals.stop.is_set() or self._signals.last.is_set()
@@ -377,9 +360,9 @@ class OwnerControl:
                 "given_bytes": month.given,
                 "allowed_bytes": allowed if math.isfinite(allowed) else None,
             },
-            "settings": self._settings.model_dump() | {"nickname": self.nickname},
+            "settings": self._settings.model_dump(),
             "settings_fault": self._fault,
-            "not_in_effect": dict(self._readings().faults),
+            "not_in_effect": dict(self.readings.faults),
             "lines": [{"age_s": round(self._clock() - at), "line": text} for at, text in list(self._last_lines)],
         }
 

@@ -18,7 +18,6 @@ import json
 import os
 import select
 import socket
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,7 @@ REQUEST_DEADLINE_S = 2.0
 """Seconds for a client to send its request, and to read the answer. Guess: the delays of clients on a loaded
 machine."""
 ANSWER_DEADLINE_S = 10.0
-"""Seconds for the peer to answer. Guess: the answer times of a peer on a loaded machine."""
+"""Seconds for the peer to begin to answer. Guess: the answer times of a peer on a loaded machine."""
 
 Answer = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
@@ -125,7 +124,7 @@ def ask(home: Path, **request: Any) -> dict[str, Any]:
             connection.settimeout(ANSWER_DEADLINE_S)
             connection.connect(str(_where(home.resolve())))
             connection.sendall(json.dumps(request).encode() + b"\n")
-            answer = json.loads(_read_line(connection, MAX_ANSWER, ANSWER_DEADLINE_S))
+            answer = json.loads(connection.makefile("rb").readline(MAX_ANSWER))
     except (FileNotFoundError, ConnectionRefusedError):
         try:
             check_no_other(home)
@@ -173,21 +172,6 @@ def _where(home: Path) -> Path:
     if len(os.fsencode(home / SOCKET)) > LONGEST_PATH:
         raise FileNotFoundError(home / POINTER)
     return home / SOCKET
-
-
-def _read_line(connection: socket.socket, most: int, deadline_s: float) -> bytes:
-    """Read up to a newline. Raises OSError at the deadline or the end of the stream, ValueError if it is too long."""
-    line = bytearray()
-    end = time.monotonic() + deadline_s
-    while not line.endswith(b"\n"):
-        connection.settimeout(max(end - time.monotonic(), 0.001))
-        part = connection.recv(4096)
-        if not part:
-            raise ConnectionError("closed")
-        line += part
-        if len(line) > most:
-            raise ValueError("too long")
-    return bytes(line)
 
 
 def _has_left(connection: socket.socket) -> bool:

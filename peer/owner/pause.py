@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 
 from p2ptrain.base import files
@@ -20,8 +19,6 @@ FILE = "paused.json"
 MAX_BYTES = 256
 LONGEST_S = 365 * 86_400
 """Longest pause with an end, in seconds: a year, as of an invite; a later end is a typing error."""
-
-_CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
 
 
 class PauseFile:
@@ -73,30 +70,17 @@ def end_of(value: object) -> float | None:
     return None
 
 
-def parse_end(duration: str | None, clock: str | None, now: datetime) -> float | None:
-    """Return the end of the pause that ``--for`` or ``--until`` names; None without either.
-
-    ``now`` is the local time of this machine. Raises HomeError.
-    """
-    if duration is not None and clock is not None:
-        raise HomeError("Both --for and --until were given.", "Give one of them.")
-    if duration is not None:
-        span = lifetime_s(duration)
-        if not 0 < span <= LONGEST_S:
-            raise HomeError(
-                f"{duration[:40]!r} is not a duration of a pause.",
-                f"Write it like {LIFETIME_UNITS}, at most 365d, or omit --for to pause until p2ptrain resume",
-            )
-        return now.timestamp() + span
-    if clock is not None:
-        found = _CLOCK.fullmatch(clock.strip())
-        if found is None:
-            raise HomeError(
-                f"{clock[:40]!r} is not a time of the day.", "Write it like 18:00, by this machine's clock."
-            )
-        end = now.replace(hour=int(found[1]), minute=int(found[2]), second=0, microsecond=0)
-        return (end if end > now else end + timedelta(days=1)).timestamp()
-    return None
+def span_s(duration: str | None) -> float | None:
+    """Return the seconds of ``--for``; None without it. Raises HomeError."""
+    if duration is None:
+        return None
+    span = lifetime_s(duration)
+    if not 0 < span <= LONGEST_S:
+        raise HomeError(
+            f"{duration[:40]!r} is not a duration of a pause.",
+            f"Write it like {LIFETIME_UNITS}, at most 365d, or omit --for to pause until p2ptrain resume",
+        )
+    return span
 
 
 def end_in_words(until: float, now: datetime) -> str:

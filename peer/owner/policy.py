@@ -1,4 +1,4 @@
-"""The policy: whether a peer participates, trains alone or is paused, by commands, settings, time and sensors. Pure."""
+"""The policy: whether a peer participates or is paused, by commands, settings, time and readings. Pure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def may_give(settings: Settings, now: datetime, month: Month) -> bool:
 def decide(
     settings: Settings, *, paused_until: float | None, now: datetime, month: Month, rest: str = ""
 ) -> PolicyDecision:
-    """Decide the mode: paused by the owner, outside the hours or to rest, alone without budget, else present.
+    """Decide the mode: paused by the owner, outside the hours, to rest or without budget, else present.
 
     ``paused_until`` is the end of the owner's pause (``peer.owner.pause``), None if there is none; ``now`` is the local
     time of this machine; ``rest`` is the reason of ``peer.owner.resting``.
@@ -55,5 +55,7 @@ def decide(
         return PolicyDecision(Mode.PAUSED, rest)
     if month.both >= settings.monthly_bytes:
         used, allowed = size(month.both), size(settings.monthly_bytes)
-        return PolicyDecision(Mode.SOLO, f"this month's traffic is used up, {used} of {allowed}")
+        return PolicyDecision(
+            Mode.PAUSED, f"this month's traffic is used up, {used} of {allowed} (monthly_gb in {SETTINGS_FILE})"
+        )
     return PolicyDecision(Mode.SWARM, gives=may_give(settings, now, month))

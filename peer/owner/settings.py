@@ -17,15 +17,12 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, ValidationError
 
 from p2ptrain.base import files
-from p2ptrain.base.device_names import DEVICES_NAME, DEVICES_WORDS
 from p2ptrain.base.errors import HomeError
 from p2ptrain.manifest import SETTINGS_FILE
 from p2ptrain.manifest.document import field_lines, read_toml
 from p2ptrain.manifest.faults import error_lines
 from p2ptrain.manifest.section import Section
 from p2ptrain.net.throttle import MBIT, MIN_RATE
-from p2ptrain.wire import MAX_NICKNAME_CHARS, is_nickname
-from peer.trackers import tracker_name
 
 MAX_BYTES = 64 << 10
 GB = 1e9
@@ -33,22 +30,15 @@ MIN_MBIT = MIN_RATE / MBIT
 HIGHEST = 1_000_000
 """Largest number: more than any line or month; a larger one is a typing error."""
 MAX_THREADS = 1024
-MAX_STAGES = 64
 MAX_PROGRAMS, MAX_PROGRAM_CHARS = 32, 64
-MIN_CELSIUS, MAX_CELSIUS = 30, 110
-"""Range of temperature limits in °C: rooms are cooler, and processors switch themselves off above it."""
 MIN_MEMORY_GB = 0.25
-MAX_MINUTES = 1440
 
-WAITING = frozenset({"nickname", "device", "stages", "threads", "memory_gb", "compile", "punch", "track"})
+WAITING = frozenset({"threads", "memory_gb", "compile", "punch"})
 """Names of the options whose edits apply only from the next start."""
 
 CompileMode = Literal["auto", "on", "off"]
 COMPILE_VARIABLE = "P2PTRAIN_COMPILE"
 """Environment variable that takes precedence over the option ``compile``."""
-
-Mark = tuple[int, int, int] | None
-"""Modification time in ns, size and inode of the file; None without a file."""
 
 _SPAN = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)-([01]?\d|2[0-3]):([0-5]\d)")
 
@@ -65,32 +55,15 @@ def _program(name: str) -> str:
     return name
 
 
-def _zero_or_from(lowest: float, unit: str) -> AfterValidator:
-    def check(value: float) -> float:
-        if 0 < value < lowest:
-            raise ValueError(f"it is 0 or at least {lowest:g} {unit}")
-        return value
-
-    return AfterValidator(check)
+def _memory(value: float) -> float:
+    if 0 < value < MIN_MEMORY_GB:
+        raise ValueError(f"it is 0 or at least {MIN_MEMORY_GB:g} GB")
+    return value
 
 
 def _hours(text: str) -> str:
     if text and not (_SPAN.fullmatch(text) and len(set(_span(text))) == 2):
         raise ValueError('hours are "" (always) or two different times of the day like "22:00-07:30"')
-    return text
-
-
-def nickname_text(text: str) -> str:
-    """Return a valid nickname. Raises ValueError."""
-    if not is_nickname(text):
-        raise ValueError(f"a nickname has at most {MAX_NICKNAME_CHARS} printable characters")
-    return text
-
-
-def device_name(text: str) -> str:
-    """Return the valid names of one or several devices. Raises ValueError."""
-    if not DEVICES_NAME.fullmatch(text):
-        raise ValueError(f"devices are {DEVICES_WORDS}")
     return text
 
 
@@ -107,7 +80,7 @@ Cap = Annotated[float, Field(ge=0, le=HIGHEST), AfterValidator(_cap)]
 
 
 class Settings(Section):
-    """Contents of settings.toml; by default nothing is capped and no figures are shared."""
+    """Contents of settings.toml; by default nothing is capped."""
 
     upload_mbit: Cap = 0.0
     """Maximum upload rate in Mbit/s (10^6 bits per second). Allowed: 0 (no cap), or a number from 0.25 to 1,000,000."""
@@ -117,7 +90,7 @@ class Settings(Section):
 
     monthly_gb: float = Field(default=0.0, ge=0, le=HIGHEST)
     """Maximum traffic in a calendar month, sent and received together, in GB (10^9 bytes). When it is used up, the peer
-    trains alone until the month is over or this number is raised. Allowed: 0 (no limit), or a number up to 1,000,000.
+    is paused until the month is over or this number is raised. Allowed: 0 (no limit), or a number up to 1,000,000.
     """
 
     hours: Annotated[str, AfterValidator(_hours)] = ""
@@ -128,36 +101,14 @@ class Settings(Section):
     """Programs during which the peer is paused, by the names that `ps -e` shows; it resumes a minute after the last
     one ended. Allowed: a list of at most 32 names like ["steam", "blender"]."""
 
-    pause_while_active_minutes: int = Field(default=0, ge=0, le=MAX_MINUTES)
-    """Minutes for which the peer is paused after somebody used this computer. Linux with logind reports it, on many
-    desktops only after some minutes. Allowed: 0 (never), or a whole number up to 1,440."""
-
     pause_on_battery: bool = False
     """Whether the peer is paused while the battery feeds this computer. Allowed: true or false."""
-
-    pause_above_celsius: Annotated[float, Field(ge=0, le=MAX_CELSIUS), _zero_or_from(MIN_CELSIUS, "°C")] = 0.0
-    """Temperature of the processor in °C, above which the peer is paused until it is 10 °C lower. Allowed: 0 (never),
-    or a number from 30 to 110."""
-
-    nickname: Annotated[str, AfterValidator(nickname_text)] = ""
-    """Name shown to people. Applies from the next start; --nickname takes precedence. Allowed: at most 32 printable
-    characters."""
-
-    device: Annotated[str, AfterValidator(device_name)] = "auto"
-    """Device for training, or several for one peer, like "cuda:0,cuda:1". Applies from the next start; --device and
-    --devices take precedence. Allowed: "auto", "cpu", "mps", "cuda", "xpu", "cuda:<number>" or "xpu:<number>", several
-    with commas between them, or "all" (all cards)."""
-
-    stages: int = Field(default=0, ge=0, le=MAX_STAGES)
-    """Pipeline stages of a peer on several devices, which are that many devices or a multiple: each further set holds
-    the model again and takes a share of each step. 0: as many as devices and model allow. Applies from the next start;
-    --stages takes precedence. Allowed: a whole number from 0 to 64 that divides the devices."""
 
     threads: int = Field(default=0, ge=0, le=MAX_THREADS)
     """Number of CPU threads that torch uses; 0: torch decides. Applies from the next start. Allowed: a whole number
     from 0 to 1,024."""
 
-    memory_gb: Annotated[float, Field(ge=0, le=HIGHEST), _zero_or_from(MIN_MEMORY_GB, "GB")] = 0.0
+    memory_gb: Annotated[float, Field(ge=0, le=HIGHEST), AfterValidator(_memory)] = 0.0
     """Memory in GB (10^9 bytes) that the peer plans with, the card's not included; it does not start with a model that
     needs more. Applies from the next start. Allowed: 0 (all), or a number from 0.25 to 1,000,000."""
 
@@ -170,16 +121,6 @@ class Settings(Section):
     """Whether this peer, if nobody can dial it, connects directly to others through its router and theirs. A direct
     partner learns this computer's public IP address; through a relay it does not. Applies from the next start. Allowed:
     true or false."""
-
-    share_figures: bool = False
-    """Whether a bootstrap that shows the swarm on a page may ask this peer for its figures: device, speed, losses,
-    traffic, exchanges and failures with partners, a sample text of its model. It then also lists this peer's tokens and
-    hours, after the peer has left too, and may show these and the texts to everybody. Nickname and progress are public
-    in any case. --share takes precedence. Allowed: true or false."""
-
-    track: Annotated[str, AfterValidator(tracker_name)] = "none"
-    """Directory for TensorBoard's files, which get this peer's figures once per outer step. Applies from the next
-    start; --track takes precedence. Allowed: "none" or "tensorboard:<directory>"."""
 
     @property
     def upload_rate(self) -> float:
@@ -207,9 +148,9 @@ class Settings(Section):
 
 
 _HEADER = """\
-# What this peer may use of your machine. Only your nickname, and your figures if you share or track them, are sent to
-# others; nothing here changes how the swarm trains. You can edit the file while the peer runs; a change
-# applies within seconds. If the file is faulty, the peer says so and keeps the previous settings.
+# What this peer may use of your machine. Nothing here is sent to others or changes how the swarm trains. You can edit
+# the file while the peer runs; a change applies within seconds. If the file is faulty, the peer says so and keeps the
+# previous settings.
 """
 
 
@@ -227,8 +168,6 @@ def parse(text: str) -> Settings:
         data = read_toml(text)
     except ValueError as error:
         raise ValueError(f"it is not valid TOML: {error}") from None
-    if data.pop("gpu_watts", 0):  # files of older versions have it, most with 0
-        raise ValueError("gpu_watts is no option any more; delete it, and run: sudo nvidia-smi -pl WATTS")
     try:
         return Settings.model_validate(data)
     except ValidationError as error:
@@ -253,9 +192,9 @@ class SettingsFile:
 
     def __init__(self, home: Path) -> None:
         self.path = home / SETTINGS_FILE
-        self._read_at: Mark = None
-        self._looked_at: Mark = None
-        self._is_unread = False  # the last look or read failed
+        self._applied: bytes | None = None
+        """Content of the last file that was parsed; None if there was none, or it could not be read."""
+        self._seen: bytes | None = None
 
     def load(self, create: bool = True) -> Settings:
         """Read the file; if there is none, write the template first, or without ``create`` return the defaults.
@@ -267,8 +206,8 @@ class SettingsFile:
                 if not create:
                     return Settings()
                 files.write_new(self.path, template().encode())
-            self._read_at = self._looked_at = self._mark()
-            return self._read()
+            self._applied = self._seen = self._read()
+            return _parsed(self._applied)
         except OSError as error:
             is_none = error.errno == errno.EINVAL  # not a regular file
             remedy = "Move it away; the next start writes a new one." if is_none else files.remedy(error, "")
@@ -280,35 +219,35 @@ class SettingsFile:
     def changed(self) -> Settings | str | None:
         """Return the new settings after an edit, the reason if they are faulty, or None if nothing changed.
 
-        A removed file means the defaults. An edit is read only when the file looks the same twice in a row, because
+        A removed file means the defaults. An edit counts only when the file is the same twice in a row, because
         some editors first empty it or move it away. An unreadable file is retried at each call, which returns why.
         """
         try:
-            mark = self._mark()
-            is_unchanged, self._looked_at = mark == self._looked_at, mark
-            if not is_unchanged or (mark == self._read_at and not self._is_unread):
-                return None
-            self._read_at, self._is_unread = mark, False
-            return Settings() if mark is None else self._read()
+            content = self._read()
         except OSError as error:
-            self._is_unread = True
+            self._applied = None
             return error.strerror or str(error)
+        is_same, self._seen = content == self._seen, content
+        if not is_same or content == self._applied:
+            return None
+        self._applied = content
+        try:
+            return _parsed(content)
         except ValueError as error:
             return str(error)
 
-    def _mark(self) -> Mark:
-        """Return what changes with every edit; None without a file. Raises OSError."""
+    def _read(self) -> bytes:
+        """Return the content of the file, or the start of a huge one; empty without a file. Raises OSError."""
         try:
-            status = self.path.stat()
+            if not stat.S_ISREG(self.path.stat().st_mode):  # reading from a pipe may never end
+                raise OSError(errno.EINVAL, "it is not a file")
+            with self.path.open("rb") as file:
+                return file.read(MAX_BYTES + 1)
         except FileNotFoundError:
-            return None
-        if not stat.S_ISREG(status.st_mode):  # reading from a pipe may never end
-            raise OSError(errno.EINVAL, "it is not a file")
-        return status.st_mtime_ns, status.st_size, status.st_ino
+            return b""
 
-    def _read(self) -> Settings:
-        with self.path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
-        if len(raw) > MAX_BYTES:
-            raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
-        return parse(raw.decode("utf-8-sig", errors="replace"))
+
+def _parsed(content: bytes) -> Settings:
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
+    return parse(content.decode("utf-8-sig", errors="replace"))

@@ -39,8 +39,6 @@ def state_of(
     if mode == "PAUSED":
         is_held = record.is_held or record.learner.ended or not record.has_stepped
         return ("paused", "") if is_held else ("pausing", "finishing the current inner step")
-    if mode == "SOLO":
-        return "alone", ""
     if participation is None:
         return "training", "this run's recipe has no exchanges"
     if record.learner.ended and participation.state == "leaving":

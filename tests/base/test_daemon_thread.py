@@ -1,4 +1,4 @@
-"""A thread beside a loop: order, errors, interrupts, coroutines for its calls, and calls that outlive their caller."""
+"""A thread beside a loop: order, errors, interrupts, coroutines for its calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONG_S = 60.0
 def test_calls_are_made_in_order_in_one_thread_and_raise_their_errors() -> None:
     async def scene() -> None:
         with DaemonThread("reader") as thread:
-            names = await asyncio.gather(*[thread.call(lambda: threading.current_thread().name) for _ in range(3)])
+            names = await asyncio.gather(*[thread.run(lambda: threading.current_thread().name) for _ in range(3)])
             assert names == ["reader"] * 3
             with pytest.raises(ZeroDivisionError):
                 await thread.run(lambda: 1 / 0)
@@ -71,24 +71,6 @@ def test_a_wait_outside_of_the_interpreter_is_woken_and_then_interrupted() -> No
 
     asyncio.run(scene())
     assert ended == ["interrupted"]
-
-
-def test_a_call_goes_on_without_its_caller() -> None:
-    goes_on, done = threading.Event(), threading.Event()
-
-    def work() -> None:
-        goes_on.wait(LONG_S)
-        done.set()
-
-    async def scene() -> None:
-        with DaemonThread("worker") as thread:
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(thread.call(work), 0.01)
-            goes_on.set()
-            await thread.call(lambda: None)
-            assert done.is_set()
-
-    asyncio.run(scene())
 
 
 def test_a_call_may_wait_for_the_loop() -> None:

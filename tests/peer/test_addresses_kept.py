@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,11 +23,12 @@ from p2ptrain.net import address
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.page.listen_address import ListenAddress
-from peer import network_stack
-from peer.assembly import PeerOptions
+from peer import network
 from peer.cli import invite
-from peer.home import AddressBook, Addresses, Home
+from peer.duplicate_identity import IdentityWatch
+from peer.home import Home
 from peer.sharing import Sharing
+from peer.start_options import PeerOptions
 from peer.state import StatusView
 
 RELAY = PeerId(STRANGER)
@@ -78,13 +78,14 @@ def test_whoever_is_reached_through_a_relay_says_so_in_its_links(
         said = capsys.readouterr()
         return said.out.strip(), said.err
 
-    monkeypatch.setattr(network_stack, "Connection", StillConnection)
+    monkeypatch.setattr(network, "Connection", StillConnection)
 
     async def peer() -> None:
         async with contextlib.AsyncExitStack() as stack:
             log = stack.enter_context(contextlib.closing(EventLog(home.events)))
-            line = await network_stack.connect(
-                stack, PeerOptions(link), home, identity, signed, log, Throttles(), lambda: False
+            watch = IdentityWatch(home, log)
+            line = await network.connect(
+                stack, PeerOptions(link), home, identity, signed, log, Throttles(), watch, lambda: False
             )
             showing.set_run(signed, home, cast(Any, record), local=False)
             state._sources = None  # as before there are figures
@@ -93,7 +94,7 @@ def test_whoever_is_reached_through_a_relay_says_so_in_its_links(
             assert "Nobody outside your network" in warned
             assert "No peer is running" in warned  # since this test does not hold the home's lock
             assert at_first in state.document()["join"]
-            await cast(Any, line.connection).move(CIRCUIT, NEAR)
+            await cast(Any, line).move(CIRCUIT, NEAR)
             later, warned = invited()
             assert JoinLink.parse(later).addresses == (
                 address.with_peer(CIRCUIT, identity.peer_id),
@@ -105,42 +106,6 @@ def test_whoever_is_reached_through_a_relay_says_so_in_its_links(
 
     asyncio.run(peer())
     assert home.load_addresses().port == 4001
-
-
-def test_the_first_addresses_last_and_later_ones_are_written_when_they_differ(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Check that the first addresses and the port survive a power cut, and that the loop waits for no disk."""
-    places: list[tuple[str, ...]] = [("one",)]
-    writes: list[tuple[tuple[str, ...], bool, bool]] = []
-    save = Home.save_addresses
-
-    def saved(self: Home, addresses: Addresses, lasting: bool) -> None:
-        in_loop = threading.current_thread() is threading.main_thread()
-        writes.append((addresses.own, lasting, in_loop))
-        if len(writes) == 1:
-            asyncio.run_coroutine_threadsafe(move("two"), loop).result(10.0)
-        save(self, addresses, lasting)
-
-    async def move(*own: str) -> None:
-        places[0] = own
-        book.keep()
-
-    async def main() -> None:
-        nonlocal loop
-        loop = asyncio.get_running_loop()
-        book.keep()  # before it started
-        await book.begin()
-        await move("two")
-        await move("three")
-        await move("three")
-
-    loop = cast(asyncio.AbstractEventLoop, None)
-    monkeypatch.setattr(Home, "save_addresses", saved)
-    book = AddressBook(Home(tmp_path), lambda: Addresses(places[0], ("bootstrap",), 4001))
-    asyncio.run(main())
-    assert writes == [(("one",), True, False), (("two",), False, True), (("three",), False, True)]
-    assert Home(tmp_path).load_addresses() == Addresses(("three",), ("bootstrap",), 4001)
 
 
 def test_a_connection_says_that_it_is_reached_otherwise(tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ from p2ptrain.manifest import SignedManifest
 from p2ptrain.net.identity import Identity
 from p2ptrain.train.model import flat_model
 from peer import assembly
-from peer.assembly import PeerOptions, TrainingSession, build
+from peer.assembly import TrainingSession, build
 from peer.home import Home
+from peer.start_options import PeerOptions
 
 
 def built(

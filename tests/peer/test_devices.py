@@ -12,7 +12,7 @@ from p2ptrain.manifest import with_changes
 from p2ptrain.train import accelerator
 from p2ptrain.train.autofit import Placement
 from p2ptrain.train.stage_costs import unit_costs
-from peer.owner.settings import device_name
+from peer.start_options import device_name
 from peer.training.agreement import balanced, micro_batch_of
 from peer.training.devices import choose_devices, mesh_of, other_ranks
 from peer.training.lan_address import check_to_lead

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -17,8 +14,7 @@ from p2ptrain.cli import cli
 from p2ptrain.manifest import create_run, load_run, sign_run
 from p2ptrain.net.identity import Identity, verify
 from p2ptrain.swarm import PeerState, Presence
-from peer import duplicate_identity
-from peer.duplicate_identity import IdentityWatch, rank_of
+from peer.duplicate_identity import IdentityWatch
 from peer.home import Home
 from peer.messages import line
 
@@ -26,11 +22,11 @@ from peer.messages import line
 class Process:
     """A process with the identity of a home, whose clock is that of the test."""
 
-    def __init__(self, home: Home, identity: Identity, place: int, address: str) -> None:
+    def __init__(self, home: Home, identity: Identity, began: float, address: str) -> None:
         self.notes: list[tuple[str, dict[str, Any]]] = []
-        self.now = 0.0
+        self.now = began
         self.stops = 0
-        self.watch = IdentityWatch(home, self, lambda: 1e9 + self.now, lambda: self.now, Drawn(place))
+        self.watch = IdentityWatch(home, self, lambda: 1e9 + self.now, lambda: self.now)
         self.watch.stop_by(self.stop)
         self.identity, self.address = identity, address
 
@@ -40,21 +36,12 @@ class Process:
     def stop(self) -> None:
         self.stops += 1
 
-    def announce(self, state: PeerState = PeerState.TRAINING, step: int = 0) -> Presence:
-        me = self.identity.peer_id
-        record = Presence(me, "run", (self.address,), state, step, 1.0, True, "", 0.0, 75.0)
-        return self.identity.sign(self.watch.stamped(record))
-
-
-class Drawn(Random):
-    """Randomness that draws one number."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.number = number
-
-    def randrange(self, *_: Any) -> int:
-        return self.number
+    def announce(self, now: float, state: PeerState = PeerState.TRAINING) -> Presence:
+        """Return the record of this time."""
+        self.now = now
+        me, since = self.identity.peer_id, self.watch.since
+        record = Presence(me, "run", (self.address,), state, 7, 1.0, True, "", 1e9 + now, 75.0, since=since)
+        return self.identity.sign(record)
 
 
 @pytest.fixture
@@ -62,27 +49,26 @@ def identity(tmp_path: Path) -> Identity:
     return Identity.load_or_create(tmp_path / "one" / "identity.key")
 
 
-def pair(tmp_path: Path, identity: Identity, places: tuple[int, int] = (5, 9)) -> tuple[Process, Process]:
+@pytest.fixture
+def pair(tmp_path: Path, identity: Identity) -> tuple[Process, Process]:
+    """An older process, and one with a copy of its home."""
     (tmp_path / "two").mkdir()
-    first = Process(Home(tmp_path / "one"), identity, places[0], "/ip4/11.0.1.2/tcp/4001")
-    return first, Process(Home(tmp_path / "two"), identity, places[1], "/ip4/11.0.2.2/tcp/4001")
+    first = Process(Home(tmp_path / "one"), identity, 0.0, "/ip4/11.0.1.2/tcp/4001")
+    return first, Process(Home(tmp_path / "two"), identity, 10.0, "/ip4/11.0.2.2/tcp/4001")
 
 
-def meet(one: Process, other: Process, *states: PeerState) -> None:
-    """Let two processes announce themselves, a second or two later, and see each other's records."""
-    one.now, other.now = one.now + 1, other.now + 1.5
-    records = [each.announce(*states[place : place + 1]) for place, each in enumerate((one, other))]
-    for record in records:
+def test_the_younger_process_yields_once_the_other_renews_its_record(
+    pair: tuple[Process, Process], tmp_path: Path
+) -> None:
+    first, second = pair
+    for now in (5.0, 20.0, 40.0):
+        record = first.announce(now)
         assert verify(record)
-        one.watch.see(record)
-        other.watch.see(record)
-
-
-def test_the_one_that_has_not_trained_yet_yields_and_both_are_told(tmp_path: Path, identity: Identity) -> None:
-    first, second = pair(tmp_path, identity)
-    first.announce()
-    meet(first, second, PeerState.TRAINING, PeerState.JOINING)
-    assert (first.stops, second.stops) == (0, 1)
+        first.watch.see(record)  # its own
+        second.watch.see(record)
+        assert second.stops == (now > 5.0)
+        first.watch.see(second.announce(now + 6.0))
+    assert first.stops == 0
     assert first.watch.error() is None
     assert isinstance(second.watch.error(), HomeError)
     told, other = (line(*each.notes[0]) for each in (first, second))
@@ -94,108 +80,37 @@ def test_the_one_that_has_not_trained_yet_yields_and_both_are_told(tmp_path: Pat
     assert f"p2ptrain identity --new {tmp_path / 'two'}" in other
 
 
-@pytest.mark.parametrize("places", [(5, 9), (9, 5)])
-def test_of_two_that_train_one_yields(tmp_path: Path, identity: Identity, places: tuple[int, int]) -> None:
-    first, second = pair(tmp_path, identity, places)
-    meet(first, second)
-    assert {first.stops, second.stops} == {0, 1}
-
-
-def test_of_equal_ranks_both_yield(tmp_path: Path, identity: Identity) -> None:
-    first, second = pair(tmp_path, identity, (7, 7))
-    meet(first, second)
-    assert (first.stops, second.stops) == (1, 1)
-
-
-def test_the_older_process_goes_on(tmp_path: Path, identity: Identity) -> None:
-    first, second = pair(tmp_path, identity, (1, 110))
-    first.announce()
-    first.now = second.now = 30.0
-    meet(first, second)
-    assert (first.stops, second.stops) == (0, 1)
-
-
-def test_ranks_grow_with_age_and_times_with_each_record(tmp_path: Path, identity: Identity) -> None:
-    first, _ = pair(tmp_path, identity)
-    assert rank_of(first.announce(PeerState.JOINING).issued_at) == 5
-    times, ranks = [], []
-    for age in (0, 0, 19, 20, 79, 80, 1279, 1280, 1e6):
-        first.now = float(age)
-        times.append(first.announce().issued_at)
-        ranks.append(rank_of(times[-1]) // 111)
-    assert ranks == [1, 1, 1, 2, 3, 4, 7, 8, 8]
-    assert times == sorted(set(times))
-
-
-def test_what_yields_repeats_the_others_record_until_it_ends(tmp_path: Path, identity: Identity) -> None:
-    first, second = pair(tmp_path, identity)
-    first.announce(step=41)
-    second.now = 1.0
-    second.watch.see(replace(first.announce(step=42), issued_at=1e9 + 1 + 900e-6))
-    second.now = 3.0
-    record = second.announce(PeerState.LEAVING)
-    assert (record.state, record.step, rank_of(record.issued_at)) == (PeerState.TRAINING, 42, 0)
-    assert record.addresses == (first.address, "/ip4/11.0.2.2/tcp/0")
-    first.watch.see(record)
-    assert (first.stops, [kind for kind, _ in first.notes]) == (0, ["same identity"])
-    assert "at 11.0.2.2 " in str(line(*first.notes[0]))
+def test_a_process_that_starts_to_watch_late_stops_at_once(pair: tuple[Process, Process]) -> None:
+    first, second = pair
+    for now in (15.0, 35.0):
+        second.watch.see(first.announce(now))
+    stops: list[bool] = []
+    second.watch.stop_by(lambda: stops.append(True))
+    assert stops == [True]
 
 
 def test_records_of_earlier_processes_of_the_home_do_not_count(tmp_path: Path, identity: Identity) -> None:
-    first, _ = pair(tmp_path, identity)
-    first.now = 50.0
-    last = first.announce()
-    again = Process(Home(tmp_path / "one"), identity, 3, first.address)
-    again.now = 51.0  # a clock that was set back must not matter either
-    for record in (last, again.announce()):
-        again.watch.see(record)
-    assert not again.notes
-    later = Process(Home(tmp_path / "one"), identity, 3, first.address)
-    later.watch.see(first.announce())
-    assert later.notes == []
-    first.now = 90.0
-    later.watch.see(first.announce())
-    assert [kind for kind, _ in later.notes] == ["same identity"]
-
-
-def test_no_start_after_a_crash_takes_its_own_last_record_for_anothers(tmp_path: Path, identity: Identity) -> None:
-    """Check many times of records: what was written and read again is the same time, whatever its last bits."""
     home = Home(tmp_path / "one")
-    for number in range(200):
-        killed = Process(home, identity, 3, "")
-        killed.now = 8e8 + 7.013 * number
-        presence = killed.announce()
-        again = Process(home, identity, 3, "")
-        again.watch.see(presence)
-        assert (again.notes, again.stops) == ([], 0), presence.issued_at
+    killed = Process(home, identity, 0.0, "")
+    records = [killed.announce(float(now)) for now in (50, 70)]
+    again = Process(home, identity, 71.0, "")
+    set_back = Process(home, identity, 40.0, "")
+    for record in (*records, records[0]):
+        again.watch.see(record)
+    for _ in range(3):
+        set_back.watch.see(records[1])
+    assert again.notes == set_back.notes == []
 
 
-def test_a_farewell_stops_nobody_and_notes_are_rare(tmp_path: Path, identity: Identity) -> None:
-    first, second = pair(tmp_path, identity, (9, 5))
-    second.now = 1.0
-    first.watch.see(second.announce(PeerState.LEAVING))
+def test_a_farewell_stops_nobody_and_notes_are_rare(pair: tuple[Process, Process]) -> None:
+    first, second = pair
+    for now in (11.0, 12.0):
+        first.watch.see(second.announce(now, PeerState.LEAVING))
     assert not first.notes
-    first.announce()
-    for now in range(2, 60, 20):
-        first.now = second.now = float(now)
-        first.watch.see(second.announce(PeerState.JOINING))
+    for now in range(20, 90, 20):
+        first.now = float(now)
+        first.watch.see(second.announce(float(now), PeerState.JOINING))
     assert len(first.notes) == 1
-
-
-def test_lingering_repeats_the_record(tmp_path: Path, identity: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = pair(tmp_path, identity)
-    monkeypatch.setattr(duplicate_identity, "REPEAT_S", 0.0)
-    times = []
-
-    async def announce() -> None:
-        times.append(second.now)
-        second.now += 20.0
-
-    asyncio.run(second.watch.linger(announce))
-    assert times == []
-    meet(first, second, PeerState.TRAINING, PeerState.JOINING)
-    asyncio.run(second.watch.linger(announce))
-    assert len(times) == 3
 
 
 @pytest.fixture

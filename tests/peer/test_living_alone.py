@@ -31,8 +31,9 @@ from p2ptrain.swarm import Counters
 from p2ptrain.train import evaluate, inner
 from peer import app, exporting, held_out_reader, loading, model, saving, session_recorder
 from peer.app import run
-from peer.assembly import PeerOptions, build
+from peer.assembly import build
 from peer.home import Home
+from peer.start_options import PeerOptions
 
 PATIENCE_S = 60.0
 

@@ -301,19 +301,6 @@ def test_saves_are_news_now_and_then_and_always_at_the_end() -> None:
     assert log.shows("saved", path="here") == "[save] saved here\n"
 
 
-def test_a_new_lowest_loss_is_news() -> None:
-    log = Terminal(is_terminal=False)
-    for log.now, loss, is_news in (
-        (0, 3.0, False),
-        (60, 2.9, False),
-        (660, 2.8, True),
-        (720, 2.7, False),
-        (1320, 2.75, False),
-    ):
-        shown = log.shows("progress", **(PROGRESS | {"loss": loss}))
-        assert (f"lowest training loss so far: {loss:.3f}, at step 1,234" in shown) is is_news
-
-
 def test_verbose_shows_every_exchange() -> None:
     terminal = Terminal(is_terminal=False, verbose=True)
     assert terminal.shows("failed", peer=PEER, why=MISFIT)

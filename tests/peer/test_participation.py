@@ -95,23 +95,6 @@ def test_who_rested_shortly_goes_on_with_its_own_weights() -> None:
     play(scene)
 
 
-def test_alone_it_trains_and_exchanges_nothing() -> None:
-    async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
-        assert amber.learner.peers == 2.0
-        amber.participation.set_mode(Mode.SOLO)
-        await until(lambda: amber.participation.state == "away")
-        assert amber.learner.peers == 1.0, "its own tokens count once"
-        step, done = amber.learner.step, amber.counted().exchanges_ok
-        await asyncio.sleep(100)
-        assert amber.learner.step - step - 100 * 10 // H in (0, 1)  # an outer step may end at the last moment
-        assert amber.counted().exchanges_ok == done
-        amber.participation.set_mode(Mode.SWARM)
-        await more_exchanges(amber, 3)
-        assert amber.learner.peers == 2.0
-
-    play(scene)
-
-
 def test_who_comes_back_to_nobody_counts_itself_alone() -> None:
     async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
         amber.participation.set_mode(Mode.PAUSED)
@@ -147,10 +130,10 @@ def test_what_the_owner_gives_holds_for_the_core_of_the_day_and_the_next() -> No
 
 def test_wishes_that_follow_each_other_at_once_end_with_the_last() -> None:
     async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
-        for mode in (Mode.PAUSED, Mode.SWARM, Mode.SOLO, Mode.PAUSED, Mode.SWARM):
+        for mode in (Mode.PAUSED, Mode.SWARM, Mode.PAUSED, Mode.PAUSED, Mode.SWARM):
             amber.participation.set_mode(mode)
         await more_exchanges(amber, 3)
-        for mode in (Mode.SWARM, Mode.SOLO, Mode.SWARM, Mode.PAUSED):
+        for mode in (Mode.SWARM, Mode.PAUSED, Mode.SWARM, Mode.PAUSED):
             amber.participation.set_mode(mode)
         await asyncio.sleep(20)
         tokens = amber.learner.tokens
@@ -160,19 +143,16 @@ def test_wishes_that_follow_each_other_at_once_end_with_the_last() -> None:
     play(scene)
 
 
-@pytest.mark.parametrize("mode", [Mode.SOLO, Mode.PAUSED])
-def test_a_trainer_that_waits_for_partners_is_not_left_waiting(mode: Mode) -> None:
+def test_a_trainer_that_waits_for_partners_is_not_left_waiting() -> None:
     """Check a recipe that waits between inner phases: its partner hangs, and the core that would give up is gone."""
 
     async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
         birch.signals.begin.clear()
         await until(lambda: amber.learner.is_waiting)
         step = amber.learner.step
-        amber.participation.set_mode(mode)
+        amber.participation.set_mode(Mode.PAUSED)
         await until(lambda: amber.learner.step > step, patience_s=5)
-        if mode is Mode.SOLO:
-            await until(lambda: amber.learner.step > step + 5, patience_s=20)
-        assert not (amber.learner.is_waiting and mode is Mode.PAUSED)
+        assert not amber.learner.is_waiting
 
     play(scene, recipe="gasloc")
 
@@ -189,25 +169,19 @@ def test_a_trainer_that_comes_to_wait_while_it_is_called_back_is_not_left_waitin
                 waited.append(event.step)
                 amber.participation.set_mode(Mode.SWARM)
 
-        amber.participation.set_mode(Mode.SOLO)
+        amber.participation.set_mode(Mode.PAUSED)
         await until(lambda: amber.participation.state == "away")
         amber.participation.post = called_back_meanwhile  # type: ignore[method-assign]
-        await until(lambda: waited, patience_s=5)
+        for _ in range(200):  # the trainer has not yet seen that it is held
+            amber.signals.begin.set()
+            await asyncio.sleep(0.05)
+        assert waited
         await until(lambda: amber.learner.step > waited[0] + 5, patience_s=100)
 
     play(scene, recipe="gasloc")
 
 
-def test_the_runs_end_alone_is_the_end() -> None:
-    async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
-        amber.participation.set_mode(Mode.SOLO)
-        await until(lambda: amber.learner.ended)
-
-    _, _, why = play(scene, amber_tokens=2000)
-    assert why == "the run's end, alone"
-
-
-@pytest.mark.parametrize("mode", [None, Mode.PAUSED, Mode.SOLO])
+@pytest.mark.parametrize("mode", [None, Mode.PAUSED])
 def test_after_the_final_gossip_no_other_core_changes_the_weights(mode: Mode | None) -> None:
     """Check the time in which the trainer reads the final loss: the peer gives its weights, unless it is paused."""
 
@@ -268,7 +242,7 @@ def test_displacements_of_the_last_core_never_reach_the_next_one() -> None:
         amber.pace_s = 7.0
         for _ in range(5):
             await more_exchanges(amber, 1)
-            amber.participation.set_mode(Mode.SOLO)
+            amber.participation.set_mode(Mode.PAUSED)
             amber.participation.set_mode(Mode.SWARM)
         amber.pace_s = 0.1
         await more_exchanges(amber, 3)

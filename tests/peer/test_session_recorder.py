@@ -21,14 +21,14 @@ from p2ptrain.host.tasks import TaskFigures
 from p2ptrain.ports import HeldOutLoss
 from peer.held_out_reader import HASTE_S, LOOK_MOST_S, HeldOutReader
 from peer.messages import line
-from peer.saving import LAST_PATIENCE_S, RETRY_S, TERMINATED_PATIENCE_S, CheckpointSaver
+from peer.saving import LAST_PATIENCE_S, CheckpointSaver
 from peer.session_recorder import (
     STEPS_REMEMBERED,
     SessionRecorder,
 )
+from peer.speed import Throughput
 from peer.state import Sources, StatusView
 from peer.stopping import Stopping
-from peer.throughput import Throughput
 
 
 @pytest.fixture
@@ -284,18 +284,6 @@ def test_a_disk_that_stays_full_is_an_error_in_the_end(
     assert disk.now == LAST_PATIENCE_S
     assert disk.kept == []
     assert told(record)[1:] == ["[save] NOT saved, the last checkpoint: the disk is full; given up"]
-
-
-def test_a_terminated_peer_does_not_wait_long_for_a_full_disk(
-    record: SessionRecorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Check SIGTERM before the first try, and SIGTERM while saving is retried."""
-    for signal_s in (0.0, 35.0):
-        disk = Disk(record, 1e9, monkeypatch)
-        record.saver.is_terminated = lambda disk=disk, at=signal_s: disk.now >= at  # type: ignore[misc]
-        with pytest.raises(HomeError, match="the disk is full"):
-            record.end()
-        assert signal_s + TERMINATED_PATIENCE_S <= disk.now <= signal_s + TERMINATED_PATIENCE_S + RETRY_S
 
 
 def test_progress_and_status_say_since_when_nothing_was_saved(

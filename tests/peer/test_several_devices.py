@@ -9,7 +9,7 @@ import pytest
 from swarm import ENDLESS, Program, Swarm, until
 
 from p2ptrain import checkpoint
-from peer.start_options import StartFile
+from p2ptrain.net.start_options import START_FILE
 
 pytestmark = pytest.mark.net
 
@@ -107,4 +107,4 @@ def test_devices_that_cannot_train_the_run_are_one_error(devices: str, changes: 
         assert several.end() == 2, several.output
         assert says in several.output
         assert "Traceback" not in several.output
-        assert not StartFile(several.home).path.exists()
+        assert not (several.home / START_FILE).exists()

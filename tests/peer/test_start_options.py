@@ -14,12 +14,11 @@ from click.testing import CliRunner
 
 from p2ptrain.base.errors import HomeError, UserError
 from p2ptrain.manifest import SignedManifest
-from p2ptrain.net.start_options import START_FILE, merged, names
+from p2ptrain.net.start_options import START_FILE, OptionsFile, merged, names
 from peer import app
 from peer.cli import peer
 from peer.home import Home
-from peer.owner.settings import Settings
-from peer.start_options import StartFile, StartOptions
+from peer.start_options import StartOptions
 
 NAMES = names(StartOptions)
 EVERYTHING = StartOptions(
@@ -45,14 +44,14 @@ EVERYTHING = StartOptions(
 
 
 def test_every_option_is_remembered_in_a_file_that_only_the_owner_can_read(tmp_path: Path) -> None:
-    file = StartFile(tmp_path)
-    assert file.load(Settings()) == StartOptions()
-    file.save(EVERYTHING, Settings())
-    assert file.load(Settings()) == EVERYTHING
+    file = OptionsFile(tmp_path, StartOptions)
+    assert file.load() == StartOptions()
+    file.save(EVERYTHING)
+    assert file.load() == EVERYTHING
     assert all(getattr(EVERYTHING, name) is not None for name in NAMES)
     assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
-    file.save(StartOptions(), Settings())
-    assert file.load(Settings()) == StartOptions()
+    file.save(StartOptions())
+    assert file.load() == StartOptions()
 
 
 def test_the_options_are_shown_as_words_to_paste_without_the_token() -> None:
@@ -75,15 +74,6 @@ def test_given_options_take_precedence_and_paths_become_absolute(
     assert both.announce == EVERYTHING.announce
 
 
-def test_a_setting_that_was_edited_later_takes_precedence(tmp_path: Path) -> None:
-    file = StartFile(tmp_path)
-    file.save(EVERYTHING, Settings(nickname="before"))
-    loaded = file.load(Settings(nickname="after", share_figures=True))
-    assert (loaded.nickname, loaded.share, loaded.device, loaded.stages) == (None, None, "cpu", 2)
-    others = file.load(Settings(nickname="before", device="cpu,cpu,cpu"))
-    assert (others.nickname, others.device, others.stages) == ("Ada's", None, None), "stages belong to their devices"
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -92,20 +82,18 @@ def test_a_setting_that_was_edited_later_takes_precedence(tmp_path: Path) -> Non
         "{}",
         "[" * 100_000,
         "\x00",
-        '{"options": 3, "settings": {}}',
-        '{"options": {"relya": true}, "settings": {}}',
-        '{"options": {"relay": "yes"}, "settings": {}}',
-        '{"options": {"listen": "/ip4"}, "settings": {}}',
-        json.dumps({"options": {"nickname": "x" * 33}, "settings": {}}),
-        json.dumps({"options": {"device": "tpu"}, "settings": {}}),
-        '{"options": {}, "settings": {"nickname": []}}',
-        '{"options": {}}',
+        '{"options": 3}',
+        '{"options": {"relya": true}}',
+        '{"options": {"relay": "yes"}}',
+        '{"options": {"listen": "/ip4"}}',
+        json.dumps({"options": {"nickname": "x" * 33}}),
+        json.dumps({"options": {"device": "tpu"}}),
     ],
 )
 def test_a_faulty_file_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / START_FILE).write_text(text)
     with pytest.raises(HomeError) as caught:
-        StartFile(tmp_path).load(Settings())
+        OptionsFile(tmp_path, StartOptions).load()
     assert str(tmp_path / START_FILE) in caught.value.problem
     assert "\n" not in caught.value.problem
     assert "give the options again" in caught.value.remedy
@@ -114,11 +102,11 @@ def test_a_faulty_file_is_named(tmp_path: Path, text: str) -> None:
 def test_a_file_that_is_not_text_or_not_readable_is_named(tmp_path: Path) -> None:
     (tmp_path / START_FILE).write_bytes(b"\xff\xfe")
     with pytest.raises(HomeError, match="faulty"):
-        StartFile(tmp_path).load(Settings())
+        OptionsFile(tmp_path, StartOptions).load()
     (tmp_path / START_FILE).unlink()
     (tmp_path / START_FILE).mkdir()
     with pytest.raises(HomeError, match="cannot be read"):
-        StartFile(tmp_path).load(Settings())
+        OptionsFile(tmp_path, StartOptions).load()
 
 
 def test_every_option_of_the_command_is_remembered_or_known_not_to_be() -> None:
@@ -149,7 +137,7 @@ def test_a_peer_started_with_its_home_alone_has_the_options_of_its_first_start(
     start("--no-local", "--nickname", "Bob")
     start("--forget", "--device", "cpu")
     start()
-    assert [each.nickname for each in seen] == ["Ada's", "Ada's", "Bob", "", ""]
+    assert [each.nickname for each in seen] == ["Ada's", "Ada's", "Bob", None, None]
     assert [each.local for each in seen] == [True, True, False, None, None]
     assert [each.page_token for each in seen] == ["secret", "secret", "secret", None, None]
 

@@ -49,7 +49,6 @@ EXCHANGED = {"peer": OTHER, "seconds": 0.5, "sent_bytes": 10, "received_bytes": 
 def state() -> StatusView:
     state = StatusView(ME, "fox", lambda: ("training", ""), wall=lambda: 1000.0)
     state.set_sources(Sources(lambda: FIGURES, lambda: (5.0, 6.0), lambda: (100, 200)))
-    state.shared_while(lambda: True)
     return state
 
 
@@ -184,16 +183,6 @@ def test_a_quoted_path_with_spaces_is_a_place() -> None:
 def test_a_host_is_no_word_where_a_sentence_ends_with_it() -> None:
     said = "no answer from laptop.fritz.box. Again laptop.fritz.box.: none"
     assert without_places(said) == "no answer from …. Again ….: none"
-
-
-def test_what_happened_before_the_owner_agreed_is_not_told(state: StatusView) -> None:
-    agreed = False
-    state.shared_while(lambda: agreed)
-    state.on_note("failed", {"peer": OTHER, "why": "it hung"})
-    state.on_note("exchanged", EXCHANGED)
-    agreed = True
-    state.on_note("exchanged", EXCHANGED)
-    assert [each[:2] for each in state.report(0)[1]] == [["exchange", 3]]
 
 
 def test_a_watcher_of_the_process_before_hears_of_this_one(state: StatusView) -> None:

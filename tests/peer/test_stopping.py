@@ -18,9 +18,9 @@ from p2ptrain.host.loop import Signals
 from p2ptrain.manifest import SignedManifest
 from peer import app
 from peer.app import run
-from peer.assembly import PeerOptions
 from peer.home import Home
 from peer.owner.control import OwnerControl
+from peer.start_options import PeerOptions
 from peer.stopping import DOUBLED_S, Stopping
 
 LONG_S = 60.0

@@ -34,6 +34,7 @@ presences = st.builds(
     issued_at=amounts,
     lifetime_s=st.floats(1.0, 3600.0),
     signature=st.sampled_from([b"", bytes(64)]),
+    since=amounts,
 ).map(wire.trimmed)  # a peer trims its presence before it signs it
 known = st.lists(presences, max_size=15).map(tuple)
 terms = st.builds(

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from p2ptrain.host.learner import Learner
-from p2ptrain.host.loop import Hooks, Signals, train
+from p2ptrain.host.loop import Signals, train
 from p2ptrain.swarm.events import Event, LeaveRequested, OuterStepDone, TrainingEnded
 
 H = 3
@@ -53,7 +53,7 @@ class Scene:
         self.signals = Signals()
         self.steps = Steps(self.signals, **how)
         self.posted: list[str] = []
-        self.held: list[tuple[bool, int]] = []
+        self.holds: list[tuple[bool, int]] = []
         self.turns = 0
         self.left: list[tuple[int, list[str]]] = []
         """The outer step at which leaving was announced, and the events before it."""
@@ -70,26 +70,30 @@ class Scene:
         if isinstance(event, LeaveRequested):
             self.gives_on.append(event.gives_on)
 
+    is_due = False
+
+    def inner_step_done(self) -> None: ...
+
+    def outer_step_done(self) -> None: ...
+
+    def training_ended(self) -> None: ...
+
     def turned(self) -> None:
         self.turns += 1
 
+    def held(self, is_held: bool) -> None:
+        self.holds.append((is_held, self.steps.inner))
+
+    def leaving(self) -> None:
+        self.left.append((self.steps.inner, list(self.posted)))
+
+    def conclude(self) -> None:
+        assert self.concludes is not None
+        self.posted.append("concluded")
+        self.concludes()
+
     def play(self) -> None:
-        def nothing() -> None:
-            pass
-
-        def held(is_held: bool) -> None:
-            self.held.append((is_held, self.steps.inner))
-
-        def leaving() -> None:
-            self.left.append((self.steps.inner, list(self.posted)))
-
-        def concluded() -> None:
-            assert self.concludes is not None
-            self.posted.append("concluded")
-            self.concludes()
-
-        hooks = Hooks(nothing, nothing, nothing, held, self.turned, leaving, concluded)
-        train(cast(Learner, self.steps), self.signals, self.post, hooks)
+        train(cast(Learner, self.steps), self.signals, self.post, self)
 
 
 @pytest.fixture
@@ -102,7 +106,7 @@ def test_it_begins_when_it_may_and_trains_to_the_end(scene: Scene) -> None:
     scene.play()
     assert scene.steps.inner == H * END
     assert scene.posted == ["OuterStepDone"] * END + ["TrainingEnded"]
-    assert scene.held == []
+    assert scene.holds == []
     assert scene.turns >= H * END + 3
 
 
@@ -111,7 +115,7 @@ def test_hold_stops_after_the_inner_step_and_begin_goes_on(scene: Scene) -> None
     scene.steps.at_step[4] = scene.signals.begin.clear
     scene.steps.at_wait[5] = scene.signals.begin.set
     scene.play()
-    assert scene.held == [(True, 4), (False, 4)]
+    assert scene.holds == [(True, 4), (False, 4)]
     assert scene.steps.inner == H * END
 
 
@@ -144,7 +148,7 @@ def test_last_before_it_begins_leaves_without_a_step(scene: Scene) -> None:
     scene.play()
     assert scene.steps.inner == 0
     assert scene.posted == ["LeaveRequested"]
-    assert scene.held == []
+    assert scene.holds == []
 
 
 def test_stop_while_it_rests(scene: Scene) -> None:

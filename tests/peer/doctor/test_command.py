@@ -122,7 +122,7 @@ def test_the_homes_settings_count(
 ) -> None:
     """Check that the doctor plans with the device and the memory with which the peer of this home would start."""
     monkeypatch.setattr(network, "examine", lambda *_: network.Examined([], signed_run()))
-    (tmp_path / "settings.toml").write_text('memory_gb = 0.25\ndevice = "cpu"\n')
+    (tmp_path / "settings.toml").write_text("memory_gb = 0.25\n")
     link = f"p2ptrain://{'a' * 64}@/ip4/127.0.0.1/tcp/1/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
     found = findings(link, "--home", str(tmp_path), "--port", str(free), expected=False)
     assert "memory_gb in settings.toml allows 0.25 GB" in found["memory"]["found"]

@@ -32,10 +32,9 @@ from peer.owner import commands, control_socket, status
 from peer.owner import control as control_module
 from peer.owner.control import OwnerControl, TrainingHandle, local_time
 from peer.owner.control_socket import POINTER, SOCKET, NotRunningError, ask
-from peer.owner.pause import parse_end
+from peer.owner.pause import span_s
 from peer.owner.policy import GIVEN_SHARE
-from peer.owner.resting import CALM_S, STALE_S, Readings
-from peer.owner.sensors import Sensors
+from peer.owner.resting import CALM_S, Readings
 from peer.owner.settings import Settings, SettingsFile
 from peer.owner.traffic import Month, TrafficCount
 from peer.participation import Mode, Participation, TrainerControl
@@ -102,25 +101,6 @@ class FakeParticipation:
             self.modes.append(mode)
 
 
-class FakeSensors:
-    """Sensors that tell what a test sets."""
-
-    def __init__(self) -> None:
-        self.readings = Readings(at=math.inf)
-        self.watched: list[Settings] = []
-        self.runs = False
-
-    def watch(self, settings: Settings) -> None:
-        self.watched.append(settings)
-
-    async def run(self) -> None:
-        self.runs = True
-        try:
-            await asyncio.Event().wait()
-        finally:
-            self.runs = False
-
-
 class Desk:
     """Owner control and everything around it."""
 
@@ -135,7 +115,6 @@ class Desk:
         self.stamp = 0
         self.admission = ""
         self.participation, self.record = FakeParticipation(), FakeRecord()
-        self.sensors = FakeSensors()
         self.owner = self.new_owner()
 
     def new_owner(self) -> OwnerControl:
@@ -146,7 +125,6 @@ class Desk:
             self.rates,
             self.signals,
             self.notebook,
-            cast(Sensors, self.sensors),
             now=lambda: self.date,
             clock=lambda: self.seconds,
         )
@@ -199,7 +177,7 @@ class Desk:
             self.owner.save_if_due()
 
     def sense(self, **readings: Any) -> None:
-        self.sensors.readings = Readings(at=self.seconds, **readings)
+        self.owner.readings = Readings(**readings)
         self.look()
 
     def order(self, command: str, **details: Any) -> str:
@@ -234,11 +212,11 @@ def test_an_edit_caps_the_lines_and_a_faulty_one_leaves_them(desk: Desk) -> None
 
 
 def test_what_counts_from_the_next_start_is_told_so(desk: Desk) -> None:
-    waiting = 'nickname = "fox"\ndevice = "cpu"\nthreads = 2\nmemory_gb = 2\ncompile = "off"'
-    desk.edit(f"upload_mbit = 8\n{waiting}\nshare_figures = true")
+    waiting = 'threads = 2\nmemory_gb = 2\ncompile = "off"'
+    desk.edit(f"upload_mbit = 8\n{waiting}")
     ((_, fields),) = desk.notebook.notes
     waits = {change.split()[0] for change in fields["what"].split("; ") if change.endswith("(from the next start)")}
-    assert waits == {"nickname", "device", "threads", "memory_gb", "compile"}
+    assert waits == {"threads", "memory_gb", "compile"}
     assert "upload_mbit 8.0, before 0.0;" in fields["what"]
 
 
@@ -250,7 +228,7 @@ def test_settings_that_break_their_reader_are_refused_and_the_rest_goes_on(desk:
     assert desk.kinds() == ["settings", "settings refused"]
     desk.rates.up.book(10**6)
     desk.look()
-    assert desk.participation.modes == [Mode.SWARM, Mode.SOLO]
+    assert desk.participation.modes == [Mode.SWARM, Mode.PAUSED]
 
 
 def test_settings_that_cannot_be_read_for_a_while_are_told_once_and_count_afterwards(
@@ -301,12 +279,11 @@ def test_a_pause_outlives_the_process_until_resume(desk: Desk) -> None:
 
 def test_a_pause_with_an_end_is_over_by_itself(desk: Desk) -> None:
     desk.take()
-    end = (desk.date + timedelta(hours=2)).timestamp()
-    assert desk.order("pause", until=end) == "pausing until 14:00"
+    assert desk.order("pause", in_s=7200.0) == "pausing until 14:00"
     assert desk.status()["why"] == "requested by its owner until 14:00"
-    assert desk.order("pause", until=end) == "already paused until 14:00"
-    assert desk.order("pause", until=end + 86_400) == "now paused until 2026-12-01 14:00"
-    assert desk.order("pause", until=end) == "now paused until 14:00"
+    assert desk.order("pause", in_s=7200.0) == "already paused until 14:00"
+    assert desk.order("pause", in_s=7200.0 + 86_400) == "now paused until 2026-12-01 14:00"
+    assert desk.order("pause", in_s=7200.0) == "now paused until 14:00"
     desk.date += timedelta(hours=2, seconds=-1)
     desk.look()
     assert desk.participation.modes == [Mode.SWARM, Mode.PAUSED]
@@ -320,7 +297,7 @@ def test_a_pause_with_an_end_is_over_by_itself(desk: Desk) -> None:
 
 def test_a_pause_with_an_end_outlives_the_process_until_then(desk: Desk) -> None:
     with desk.running():
-        desk.order("pause", until=(desk.date + timedelta(hours=2)).timestamp())
+        desk.order("pause", in_s=7200.0)
     desk.notebook.notes.clear()
     desk.owner = desk.new_owner()
     with desk.running():
@@ -333,21 +310,14 @@ def test_a_pause_with_an_end_outlives_the_process_until_then(desk: Desk) -> None
     assert not (desk.home.path / "paused.json").exists()
 
 
-def test_a_pause_that_a_command_with_another_clock_asks_for_ends_by_ours(desk: Desk) -> None:
-    end = (desk.date + timedelta(hours=2)).timestamp()
-    assert desk.order("pause", until=end + 86_400, in_s=7200.0) == "pausing until 14:00"
-    assert desk.order("pause", until=end, in_s=7199.5) == "already paused until 14:00"
-    assert desk.order("pause", until=end, in_s="soon") == "already paused until 14:00"
-
-
 def test_hours_and_months_do_not_follow_a_false_jump(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_module, "wall", WallClock(iter([1e9, 1e9 + 86_400]).__next__, lambda: 0.0))
     assert local_time() == datetime.fromtimestamp(1e9)
 
 
-@pytest.mark.parametrize("until", ["18:00", True, -1, math.nan, math.inf, 10**400, [1]])
-def test_a_pause_until_no_time_is_refused(desk: Desk, until: object) -> None:
-    assert desk.owner.answer({"command": "pause", "until": until}) == {"error": "no such time"}
+@pytest.mark.parametrize("in_s", ["18:00", True, -1, math.nan, math.inf, 10**400, [1]])
+def test_a_pause_until_no_time_is_refused(desk: Desk, in_s: object) -> None:
+    assert desk.owner.answer({"command": "pause", "in_s": in_s}) == {"error": "no such time"}
     assert desk.status()["state"] == "starting"
 
 
@@ -361,10 +331,6 @@ def test_a_pause_until_no_time_is_refused(desk: Desk, until: object) -> None:
         (("--for", "366d"), "'366d' is not a duration of a pause."),
         (("--for", "9" * 5000 + "h"), "is not a duration of a pause."),
         (("--for", ""), "'' is not a duration of a pause."),
-        (("--until", "6pm"), "'6pm' is not a time of the day."),
-        (("--until", "24:00"), "'24:00' is not a time of the day."),
-        (("--until", ""), "'' is not a time of the day."),
-        (("--for", "2h", "--until", "18:00"), "Both --for and --until were given."),
     ],
 )
 def test_a_pause_that_cannot_be_read_says_how_to_write_it(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
@@ -374,17 +340,9 @@ def test_a_pause_that_cannot_be_read_says_how_to_write_it(tmp_path: Path, option
     assert len(caught.value.problem) < 100
 
 
-def test_the_end_of_a_pause_is_the_next_such_time() -> None:
-    noon = datetime(2026, 11, 30, 12, 0, 30)
-    ends = [parse_end(None, clock, noon) for clock in ("18:00", "12:00", "12:01", " 7:05 ")]
-    assert [datetime.fromtimestamp(end or 0) for end in ends] == [
-        datetime(2026, 11, 30, 18, 0),
-        datetime(2026, 12, 1, 12, 0),
-        datetime(2026, 11, 30, 12, 1),
-        datetime(2026, 12, 1, 7, 5),
-    ]
-    assert parse_end("90m", None, noon) == noon.timestamp() + 5400
-    assert parse_end(None, None, noon) is None
+def test_the_span_of_a_pause() -> None:
+    assert span_s("90m") == 5400
+    assert span_s(None) is None
 
 
 @pytest.mark.parametrize("content", [b"", b'{"paused": tr', b"[" * 10_000, b"[]", b'{"paused": true, "until": "x"}'])
@@ -436,8 +394,8 @@ def test_the_month_runs_out_and_a_new_one_begins(desk: Desk) -> None:
     assert desk.participation.modes == [Mode.SWARM]
     desk.rates.down.book(1)
     desk.look(3)
-    assert desk.participation.modes == [Mode.SWARM, Mode.SOLO]
-    assert desk.kinds().count("budget used up") == 1
+    assert desk.participation.modes == [Mode.SWARM, Mode.PAUSED]
+    assert desk.kinds().count("paused") == 1
     month = {"sent_bytes": 400_000, "received_bytes": 600_000, "given_bytes": 0, "allowed_bytes": 1e6}
     assert desk.status()["month"] == month
     desk.date += timedelta(hours=12)  # December
@@ -488,11 +446,11 @@ def test_once_others_had_their_share_of_a_budget_exchanges_go_on_and_gifts_do_no
     assert "of these 2.5 MB to serve others" in status.screen(desk.status())
 
 
-def test_a_raised_budget_ends_being_alone_at_once(desk: Desk) -> None:
+def test_a_raised_budget_ends_the_pause_at_once(desk: Desk) -> None:
     desk.take()
     desk.rates.up.book(10**7)
     desk.edit("monthly_gb = 0.01")
-    assert desk.participation.modes == [Mode.SWARM, Mode.SOLO]
+    assert desk.participation.modes == [Mode.SWARM, Mode.PAUSED]
     desk.edit("monthly_gb = 0.02")
     assert desk.participation.modes[-1] is Mode.SWARM
 
@@ -532,7 +490,6 @@ def test_a_full_disk_is_told_once(desk: Desk) -> None:
 def test_it_rests_for_other_uses_of_its_machine_and_says_why(desk: Desk) -> None:
     desk.take()
     desk.edit('pause_while = ["steam"]\npause_on_battery = true')
-    assert desk.sensors.watched[-1].pause_while == ["steam"]
     desk.record.is_held = True
     desk.sense(programs=frozenset({"steam"}), on_battery=False)
     assert desk.participation.modes == [Mode.SWARM, Mode.PAUSED]
@@ -551,7 +508,7 @@ def test_it_rests_for_other_uses_of_its_machine_and_says_why(desk: Desk) -> None
 
 
 def test_an_option_without_effect_is_told_once_after_each_edit(desk: Desk) -> None:
-    desk.sense(faults={"pause_above_celsius": "of another time"})
+    desk.sense(faults={"pause_while": "of another time"})
     desk.edit("pause_on_battery = true")
     for why in ("this system shows no battery", "this system shows no battery still"):
         desk.sense(faults={"pause_on_battery": why})
@@ -563,20 +520,16 @@ def test_an_option_without_effect_is_told_once_after_each_edit(desk: Desk) -> No
     assert desk.kinds() == ["settings", "not in effect"] * 2
 
 
-def test_sensors_that_do_not_answer_are_faults_of_the_settings_that_need_them(desk: Desk) -> None:
-    desk.edit("pause_on_battery = true")
-    desk.sense(on_battery=True)
-    assert desk.status()["not_in_effect"] == {}
-    desk.look(round(STALE_S))
-    why = "the sensors have not answered for 60 s"
-    assert desk.notebook.notes[-1] == ("not in effect", {"option": "pause_on_battery", "why": why})
-    assert desk.status()["not_in_effect"] == {"pause_on_battery": why}
+def test_programs_and_battery_are_read_while_the_peer_runs(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = threading.Event()
 
+    def read(settings: Settings) -> Readings:
+        asked.set()
+        return Readings(on_battery=True)
 
-def test_the_sensors_run_as_long_as_the_peer(desk: Desk) -> None:
+    monkeypatch.setattr(control_module, "read", read)
     with desk.running():
-        assert desk.sensors.runs
-    assert not desk.sensors.runs
+        assert asked.wait(10)
 
 
 def test_outside_of_its_hours_it_rests_whatever_resume_says(desk: Desk) -> None:
@@ -620,7 +573,6 @@ def test_measured_rates_are_of_the_last_minute(desk: Desk) -> None:
         ({"is_held": True}, "PAUSED", "paused"),
         ({}, "PAUSED", "pausing"),
         ({"has_stepped": False}, "PAUSED", "paused"),
-        ({}, "SOLO", "alone"),
         ({"learner": FakeLearner(ended=True)}, "SWARM", "final gossip"),
         ({"learner": FakeLearner(is_waiting=True)}, "SWARM", "training"),
     ],
@@ -744,8 +696,6 @@ def test_a_home_that_is_closed_to_us_is_an_error_of_ours(
 def test_settings_are_shown_as_they_count(desk: Desk) -> None:
     desk.edit("threads = 2")
     assert Settings(**desk.status()["settings"]) == Settings(threads=2)
-    desk.owner.nickname = "fox"  # of --nickname
-    assert desk.status()["settings"]["nickname"] == "fox"
 
 
 def test_the_page_says_of_a_peer_what_status_says(desk: Desk) -> None:

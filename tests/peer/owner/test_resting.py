@@ -1,88 +1,90 @@
-"""When a peer rests for other uses of its machine: readings, settings and a clock in, a reason or none out."""
+"""When a peer rests for other uses of its machine, and what the system tells of them."""
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
-from peer.owner.resting import CALM_S, COOLED_CELSIUS, SENSED, STALE_S, Readings, RestRule, current
+from peer.owner.resting import CALM_S, Readings, RestRule, is_on_battery, read, running
 from peer.owner.settings import Settings
 
-ALL = Settings(
-    pause_while=["Steam", "blender"], pause_while_active_minutes=10, pause_on_battery=True, pause_above_celsius=80.0
-)
-CALM = Readings(on_battery=False, celsius=60.0, is_active=False)
-
-
-def reason(rule: RestRule, settings: Settings, readings: Readings, now: float) -> str:
-    return rule.reason(settings, replace(readings, at=now), now)
+ALL = Settings(pause_while=["Steam", "blender"], pause_on_battery=True)
+CALM = Readings()
 
 
 @pytest.mark.parametrize(
     ("readings", "said"),
     [
         (CALM, ""),
-        (Readings(), ""),  # nothing is known yet, or ever
         (replace(CALM, programs=frozenset({"Steam"})), "Steam is running (pause_while in settings.toml)"),
         (replace(CALM, on_battery=True), "this computer runs on its battery (pause_on_battery in settings.toml)"),
-        (
-            replace(CALM, celsius=80.5),
-            "the computer has 80 °C; training resumes at 70 °C (pause_above_celsius in settings.toml)",
-        ),
-        (
-            replace(CALM, is_active=True),
-            "somebody used this computer in the last 10 minutes (pause_while_active_minutes in settings.toml)",
-        ),
     ],
 )
 def test_each_reading_has_its_reason_and_only_if_it_was_asked_for(readings: Readings, said: str) -> None:
-    assert reason(RestRule(), ALL, readings, 1000.0) == said
-    assert reason(RestRule(), Settings(), readings, 1000.0) == ""
+    assert RestRule().reason(ALL, readings, 1000.0) == said
+    assert RestRule().reason(Settings(), readings, 1000.0) == ""
 
 
 def test_a_rest_ends_a_minute_after_its_reason() -> None:
     rule, now = RestRule(), 1000.0
     busy = replace(CALM, on_battery=True)
-    why = reason(rule, ALL, busy, now)
-    assert reason(rule, ALL, CALM, now + CALM_S - 1) == why
-    assert reason(rule, ALL, busy, now + CALM_S) == why
-    assert reason(rule, ALL, CALM, now + 2 * CALM_S - 1) == why
-    assert reason(rule, ALL, CALM, now + 2 * CALM_S) == ""
+    why = rule.reason(ALL, busy, now)
+    assert rule.reason(ALL, CALM, now + CALM_S - 1) == why
+    assert rule.reason(ALL, busy, now + CALM_S) == why
+    assert rule.reason(ALL, CALM, now + 2 * CALM_S - 1) == why
+    assert rule.reason(ALL, CALM, now + 2 * CALM_S) == ""
 
 
 def test_an_edit_counts_at_once() -> None:
     rule, now = RestRule(), 1000.0
-    assert reason(rule, ALL, replace(CALM, programs=frozenset({"Steam"})), now)
+    assert rule.reason(ALL, replace(CALM, programs=frozenset({"Steam"})), now)
     edited = ALL.model_copy(update={"pause_while": ["blender"]})
-    assert reason(rule, edited, replace(CALM, programs=frozenset({"Steam"})), now + 1) == ""
+    assert rule.reason(edited, replace(CALM, programs=frozenset({"Steam"})), now + 1) == ""
 
 
-def test_heat_must_go_some_way_before_training_resumes() -> None:
-    rule, now = RestRule(), 1000.0
-    for celsius, rests in ((80.0, False), (80.1, True), (75.0, True), (80.0 - COOLED_CELSIUS, False), (80.0, False)):
-        now += CALM_S
-        assert bool(reason(rule, ALL, replace(CALM, celsius=celsius), now)) is rests
+def test_a_running_program_is_found_whatever_its_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "Game.exe"
+    program.write_text("#!/bin/sh\nread line\n")
+    program.chmod(0o755)
+    names = ["game", "GAME.EXE", "no such program"]
+    with subprocess.Popen([program], stdin=subprocess.PIPE):
+        assert running(names) == frozenset()  # our own child
+        monkeypatch.setattr(psutil.Process, "children", lambda self, recursive: [])
+        assert running(names) == {"game", "GAME.EXE"}
+    assert running(names) == frozenset()
 
 
-def test_the_minutes_count_from_the_last_use() -> None:
-    rule, now = RestRule(), 1000.0
-    assert reason(rule, ALL, replace(CALM, is_active=True), now)
-    assert reason(rule, ALL, CALM, now + 599)
-    assert reason(rule, ALL, CALM, now + 599 + CALM_S) == ""
-    alone = RestRule()
-    assert reason(alone, ALL, CALM, 0.0) == ""  # nobody has been here since the start
+def test_long_names_are_found_whole_and_as_ps_shows_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = ["gnome-terminal-server", "plasma-systemmo", "日本語の端末エミュレータ"]
+    processes = [SimpleNamespace(pid=-1, info={"name": each}) for each in listed]
+    monkeypatch.setattr(psutil, "process_iter", lambda _: processes)
+    found = {"Gnome-Terminal-", "gnome-terminal-server", "plasma-systemmo", "plasma-systemmonitor", "日本語の端"}
+    assert running({*found, "gnome-terminal-client", "gnome-terminal", "plasma-system", "日本語"}) == found
 
 
-def test_readings_of_sensors_that_are_stuck_do_not_count() -> None:
-    rule, now = RestRule(), 1000.0
-    hot = replace(CALM, celsius=90.0, at=now)
-    assert rule.reason(ALL, current(hot, ALL, now + STALE_S), now + STALE_S)
-    later = now + STALE_S + CALM_S
-    assert rule.reason(ALL, current(hot, ALL, later), later) == ""
-    assert current(hot, Settings(), later).faults == {}
-    assert current(hot, ALL, later).faults.keys() == set(SENSED)
+@pytest.mark.parametrize(("plugged", "expected"), [(True, False), (False, True)])
+def test_a_battery_tells_whether_it_is_used(monkeypatch: pytest.MonkeyPatch, plugged: bool, expected: bool) -> None:
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: SimpleNamespace(power_plugged=plugged), raising=False)
+    assert is_on_battery() is expected
 
 
-def test_every_setting_that_needs_the_sensors_is_listed() -> None:
-    assert {each for each in Settings.model_fields if each.startswith("pause_")} == set(SENSED)
+@pytest.mark.parametrize("battery", [None, SimpleNamespace(power_plugged=None)])
+def test_without_a_battery_it_cannot_be_told(monkeypatch: pytest.MonkeyPatch, battery: object) -> None:
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: battery, raising=False)
+    with pytest.raises(OSError, match="no battery"):
+        is_on_battery()
+
+
+def test_only_what_was_asked_for_is_read_and_a_fault_stops_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise RuntimeError("odd hardware")
+
+    monkeypatch.setattr(psutil, "sensors_battery", broken, raising=False)
+    assert read(Settings()) == Readings()
+    readings = read(Settings(pause_on_battery=True, pause_while=["no such program"]))
+    assert readings == Readings(faults={"pause_on_battery": "odd hardware"})

@@ -77,6 +77,7 @@ def test_a_damaged_count_says_so_and_begins_anew(tmp_path: Path, content: str) -
 
 
 CAPPED = Settings(monthly_gb=1.0, hours="22:00-07:00")
+USED_UP = "this month's traffic is used up, 1.0 GB of 1.0 GB (monthly_gb in settings.toml)"
 NIGHT, DAY = datetime(2026, 11, 5, 23, 0), datetime(2026, 11, 5, 12, 0)
 
 
@@ -85,7 +86,14 @@ NIGHT, DAY = datetime(2026, 11, 5, 23, 0), datetime(2026, 11, 5, 12, 0)
     [
         (Settings(), False, DAY, 10**15, Mode.SWARM, ""),
         (CAPPED, False, NIGHT, 10**9 - 1, Mode.SWARM, ""),
-        (CAPPED, False, NIGHT, 10**9, Mode.SOLO, "this month's traffic is used up, 1.0 GB of 1.0 GB"),
+        (
+            CAPPED,
+            False,
+            NIGHT,
+            10**9,
+            Mode.PAUSED,
+            USED_UP,
+        ),
         (CAPPED, False, DAY, 10**9, Mode.PAUSED, "outside the hours 22:00-07:00 in settings.toml"),
         (CAPPED, True, NIGHT, 10**9, Mode.PAUSED, "requested by its owner"),
     ],

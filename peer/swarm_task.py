@@ -27,8 +27,9 @@ from peer.admission_client import AdmissionClient
 from peer.assembly import TrainingSession
 from peer.contributions import LIMITS as RECEIPT_LIMITS
 from peer.contributions import RECEIPT_PROTOCOL, Contributions
+from peer.duplicate_identity import IdentityWatch
 from peer.ledger import Ledger
-from peer.network_stack import NetworkStack
+from peer.network import Connection
 from peer.participation import Participation, TrainerControl
 from peer.paths import PathNotebook
 from peer.sharing import Sharing
@@ -41,8 +42,8 @@ WrapEnvironment = Callable[[DriverEnvironment, Any, float], DriverEnvironment]
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
-    live: Callable[[], Coroutine[Any, Any, str]]
+class SwarmTask:
+    run: Callable[[], Coroutine[Any, Any, str]]
     """Runs until nothing is left to do; returns why the peer ends."""
     post: Callable[[Event], None]
     """Passes on an event of the training loop, in its thread."""
@@ -53,38 +54,39 @@ class Life:
     """Returns whether the run admits this peer; empty in an open run."""
 
 
-def life_alone(session: TrainingSession) -> Life:
-    """Return the life of a peer whose recipe exchanges nothing: what would end the core ends it."""
+def task_alone(session: TrainingSession) -> SwarmTask:
+    """Return the task of a peer whose recipe exchanges nothing: what would end the core ends it."""
     loop, over = asyncio.get_running_loop(), asyncio.Event()
 
     def post(event: Event) -> None:
         if isinstance(event, TrainingEnded | LeaveRequested):
             loop.call_soon_threadsafe(over.set)
 
-    async def live() -> str:
+    async def run() -> str:
         await over.wait()
         return "the run's end" if session.record.learner.ended else "stopped by its owner"
 
-    return Life(live, post)
+    return SwarmTask(run, post)
 
 
-def life_in_swarm(
+def task_in_swarm(
     session: TrainingSession,
     control: TrainerControl,
-    network: NetworkStack,
+    connection: Connection,
+    watch: IdentityWatch,
     signed: SignedManifest,
     admission: AdmissionClient,
     sharing: Sharing,
     pool: ThreadPoolExecutor,
     wrap: WrapEnvironment,
-) -> Life:
-    """Return the life of a peer in the swarm.
+) -> SwarmTask:
+    """Return the task of a peer in the swarm.
 
     Args:
         pool: encodes and decodes, with ``CODEC_THREADS`` threads.
     """
     record, learner = session.record, session.record.learner
-    connection, foreign_tokens = network.connection, record.home.foreign_tokens()
+    foreign_tokens = record.home.foreign_tokens()
 
     async def work(function: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
@@ -94,8 +96,8 @@ def life_in_swarm(
 
     contributions = Contributions(
         signed.run_id,
-        network.identity.peer_id,
-        network.identity.state,
+        connection.identity.peer_id,
+        connection.identity.state,
         Ledger(record.home.contributions),
         lambda: (learner.step, max(learner.tokens - foreign_tokens, 0)),
         record.notebook,
@@ -103,7 +105,7 @@ def life_in_swarm(
     environment = DriverEnvironment(
         transport=admission.transport(),
         directory=connection,
-        notebook=PathNotebook(record.notebook, network.paths),
+        notebook=PathNotebook(record.notebook, connection.paths),
         clock=steady,
         sign=connection.sign,
         live_until=admission.live_until,
@@ -125,15 +127,14 @@ def life_in_swarm(
         environment.work,
         time.monotonic,
         contributions.given,
-        network.rates,
+        connection.rates,
         admission.counts,
         session.record.keeps,
     )
     stored = {each.sha256: record.home.files.find(each.sha256) for each in named_files(signed.manifest)}
-    file_server = FileServer({sha256: path for sha256, path in stored.items() if path is not None}, network.rates)
+    file_server = FileServer({sha256: path for sha256, path in stored.items() if path is not None}, connection.rates)
     participation = Participation(learner, session.new_core, replace(environment, weight_server=weight_server), control)
     record.live_peers, record.counters = lambda: participation.live_peers, participation.counters
-    watch = network.identity_watch
 
     def stop() -> None:
         control.signals.stop.set()
@@ -147,7 +148,7 @@ def life_in_swarm(
     def receipt_transport() -> Transport:
         return connection.speaking(RECEIPT_PROTOCOL, RECEIPT_LIMITS)
 
-    async def live() -> str:
+    async def run() -> str:
         await connection.serve_manifest(signed)
         await connection.serve(RECEIPT_PROTOCOL, RECEIPT_LIMITS, contributions.answer)
         await connection.serve(FILES_PROTOCOL, FILES_LIMITS, admission.guarded(file_server.answer))
@@ -155,14 +156,13 @@ def life_in_swarm(
         tasks = in_background(
             connection.keep_cache(records),
             admission.update(),
-            sharing.update(connection, participation, network.paths, contributions),
+            sharing.update(connection, participation, connection.paths, contributions),
         )
         try:
             async with tasks, contributions.gathering(receipt_transport):
                 why = await participation.live()
-                await watch.linger(connection.announce_briefly)
                 return why if watch.rival is None else "another process uses its identity"
         finally:
             connection.save_cache(records())
 
-    return Life(live, participation.post, participation.turned, participation, lambda: admission.status)
+    return SwarmTask(run, participation.post, participation.turned, participation, lambda: admission.status)
