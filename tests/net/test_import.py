@@ -16,9 +16,6 @@ _multiprocessing.SemLock = Refused
 import p2ptrain.net.dht
 
 import sys
-from p2ptrain.manifest.presets import preset
-from p2ptrain.train.model import build_module
-build_module(preset("demo", "ab" * 32).model, seed=0)
 needless = {"hivemind.averaging", "hivemind.moe", "hivemind.optim", "scipy", "torch.distributed.checkpoint"}
 assert sys.modules.keys().isdisjoint(needless)
 """

@@ -113,7 +113,7 @@ def test_the_wait_for_the_first_trainer_can_be_interrupted():
             starting.cancel()
             await asyncio.wait([starting])
             async with asyncio.timeout(60.0):
-                await thread.call(int)
+                await thread.run(int)
 
     with supervised("hangs") as each:
         asyncio.run(node(each))

@@ -27,7 +27,7 @@ KEEPER = replace(TRAINER, state=PeerState.KEEPING, step=5, progress=500.0)
 
 
 def record(peer: PeerId, state: PeerState, progress: float = 0.0, keeps: keeping.Ranges = ()) -> Presence:
-    return Presence(peer, RULES.run, ("/ip4/1.2.3.4/tcp/1",), state, 3, progress, True, "", 1.0, 75.0, b"", keeps)
+    return Presence(peer, RULES.run, ("/ip4/1.2.3.4/tcp/1",), state, 3, progress, True, "", 1.0, 75.0, b"", keeps=keeps)
 
 
 @pytest.mark.parametrize("weight", [1e-3, 1.0, 1e6])
