@@ -206,20 +206,8 @@ def free_bytes(device: torch.device) -> int | None:
         return None
 
 
-def start_peak(device: torch.device) -> int | None:
-    """Forget the peak of allocated memory; return the bytes allocated now, or None where nothing is counted."""
-    if device.type in ("cpu", "mps"):
-        return None
-    module = _module(device.type)
-    try:
-        module.reset_peak_memory_stats(device)
-        return int(module.memory_allocated(device))
-    except (RuntimeError, AttributeError):
-        return None
-
-
 def peak_bytes(device: torch.device) -> int | None:
-    """Return the most bytes allocated since ``start_peak``; None where nothing is counted."""
+    """Return the most bytes that this process had allocated at once; None where nothing is counted."""
     if device.type in ("cpu", "mps"):
         return None
     try:

@@ -14,7 +14,7 @@ import torch
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.manifest import Manifest, parameter_count
 from p2ptrain.train import accelerator
-from p2ptrain.train.autofit import BF16_PARAMETERS, CARD_MEMORY_FRACTION, Placement, cpu_placement
+from p2ptrain.train.autofit import BF16_PARAMETERS, CARD_MEMORY_FRACTION, Placement, placement_within
 from p2ptrain.train.ranks import Mesh, Ranks, shares
 from p2ptrain.train.stage_costs import trial_seconds, unit_costs
 from p2ptrain.train.stages import StageRange, balanced_cut, fitting_micro_batch, least_limit, slowest_stage_s
@@ -76,7 +76,7 @@ def _most_at_once(manifest: Manifest, device: torch.device, activation_bytes: in
     if device.type != "cpu":
         return manifest.training.sequences_per_step
     kept = 2  # of S stages with a share of 1 / S each, the first keeps 2 S - 1 micro-batches
-    return cpu_placement(manifest.model, manifest.training, activation_bytes // kept).micro_batch
+    return placement_within(manifest.model, manifest.training, activation_bytes // kept).micro_batch
 
 
 def micro_batch_of(manifest: Manifest, ranks: int, most: int) -> int:

@@ -13,7 +13,7 @@ from p2ptrain.base.errors import DeviceError
 from p2ptrain.manifest import Manifest, parameter_count, preset, with_changes
 from p2ptrain.recipes import RECIPES
 from p2ptrain.train.activations import pass_bytes
-from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES, cpu_placement
+from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES, placement_within
 from peer.capacity import (
     BASE_BYTES,
     CPU_BYTES,
@@ -109,7 +109,7 @@ def test_a_large_model_recomputes_only_if_memory_is_short() -> None:
             activation_bytes(large, CPU, math.inf, installed_bytes=there),
             activation_bytes(large, CPU, max(there, whole + least(large)), installed_bytes=24 * GIB),
         ):
-            assert cpu_placement(large.model, large.training, spare).recomputes == recomputes
+            assert placement_within(large.model, large.training, spare).recomputes == recomputes
 
 
 def test_less_memory_means_smaller_micro_batches_and_too_little_a_sentence() -> None:
@@ -118,7 +118,7 @@ def test_less_memory_means_smaller_micro_batches_and_too_little_a_sentence() -> 
     for sequences in (1, 2):
         taken = HEAP * pass_bytes(demo.model, demo.training.sequence_length, sequences)
         spare = activation_bytes(demo, CPU, math.ceil(BASE_BYTES + fixed(demo) + taken))
-        assert cpu_placement(demo.model, demo.training, spare).micro_batch == sequences
+        assert placement_within(demo.model, demo.training, spare).micro_batch == sequences
     with pytest.raises(DeviceError) as caught:
         activation_bytes(demo, CPU, 250_000_000)
     assert str(caught.value) == (
