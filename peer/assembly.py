@@ -30,9 +30,8 @@ from p2ptrain.swarm.rules import SEARCH_PATIENCE_S
 from p2ptrain.tokens.corpus import ShardCorpus
 from p2ptrain.tokens.opened import open_corpus, user_store
 from p2ptrain.train.accelerator import CPU
-from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES
+from p2ptrain.train.memory import CPU_ACTIVATION_BYTES, activation_bytes, installed_memory
 from p2ptrain.train.ranks import Mesh
-from peer.capacity import activation_bytes, check_memory, installed_memory
 from peer.held_out_reader import HeldOutReader
 from peer.home import Home
 from peer.initial_weights import await_hub
@@ -148,7 +147,6 @@ def fitting_mesh(options: PeerOptions, devices: Sequence[torch.device], manifest
         memory_bytes = min(options.memory_bytes, installed_memory())
         return mesh_of(manifest, devices, options.stages, memory_bytes, others)
     if devices[0] == CPU:  # the trainer checks the others
-        check_memory(manifest, CPU)
         activation_bytes(manifest, CPU, options.memory_bytes)
     return Mesh()
 

@@ -6,10 +6,12 @@ Everything that depends on the kind of device is here: ``cuda`` (NVIDIA, and AMD
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import platform
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -87,6 +89,20 @@ def is_out_of_memory(error: BaseException) -> bool:
 def says_out_of_memory(text: str) -> bool:
     """Return whether a backend's message says that memory ran out."""
     return any(part in text for part in _OUT_OF_MEMORY)
+
+
+@contextlib.contextmanager
+def explained(device: torch.device) -> Iterator[None]:
+    """Convert running out of memory in this block to a DeviceError."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise DeviceError(
+            f"The run's model does not fit the free memory of {device}.",
+            "Close other programs that use it, or choose another device with --device.",
+        ) from error
 
 
 # --- what a device can do ---------------------------------------------------------------------------------------------
@@ -233,7 +249,7 @@ def synchronize(device: torch.device) -> None:
 def current(device: torch.device) -> AbstractContextManager[Any]:
     """Make a card the current device of this thread for a block."""
     if device.type in ("cpu", "mps"):
-        return nullcontext()
+        return contextlib.nullcontext()
     manager: AbstractContextManager[Any] = _module(device.type).device(device)
     return manager
 

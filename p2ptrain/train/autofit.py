@@ -16,20 +16,12 @@ import torch
 
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.train import accelerator
-from p2ptrain.train.activations import pass_bytes
-from p2ptrain.train.model import FlatModel, recompute_activations, summed_loss
+from p2ptrain.train.memory import CARD_MEMORY_FRACTION, CPU_ACTIVATION_BYTES, pass_bytes
+from p2ptrain.train.model import FlatModel, flat_model, recompute_activations, summed_loss
 from p2ptrain.train.sequence_parts import trial_batch
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Decoder, TrainingSection
-
-CARD_MEMORY_FRACTION = 0.8
-"""Share of the card's free memory that training may use; the rest is for the owner's other programs. Guess: memory use
-of volunteers' desktops would settle it."""
-
-CPU_ACTIVATION_BYTES = 1 << 30
-"""Memory for activations on the CPU of a computer that is also used for other things. Guess: memory use of volunteers'
-computers would settle it."""
 
 ONE_SEQUENCE = 1.2
 """Times the estimate that one sequence may take on chips with the host's memory: counts on the CPU differ from it by up
@@ -78,7 +70,7 @@ def place(
 ) -> Placement:
     """Choose how to compute a model on its device by a few trial passes.
 
-    Activations take what ``activations`` estimates for fp32; in 16 bits they take less. On the CPU and on chips that
+    Activations take what ``memory`` estimates for fp32; in 16 bits they take less. On the CPU and on chips that
     share its memory they take at most ``cpu_bytes``, or one sequence. They are recomputed if one sequence does not fit
     otherwise.
 
@@ -197,3 +189,10 @@ def trial_s(model: FlatModel, how: Placement, sequence_length: int, is_packed: b
         return seconds * (how.micro_batch * sequence_length) / (sequences * tokens)
     finally:
         model.module.zero_grad(set_to_none=True)
+
+
+def block_s(description: Decoder, sequence_length: int, placement: Placement, device: torch.device) -> float:
+    """Return the shortest seconds of a micro-batch, forward and backward, through one block and the output layer."""
+    config = description.config.model_copy(update={"num_hidden_layers": 1})
+    model = flat_model(description.model_copy(update={"config": config}), 0, device)
+    return min(trial_s(model, placement, sequence_length) for _ in range(TRIALS))

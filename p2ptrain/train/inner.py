@@ -28,11 +28,12 @@ from p2ptrain.base.errors import DeviceError
 from p2ptrain.ports import GoesOn, HeldOutLoss
 from p2ptrain.tokens.corpus import TokenSource
 from p2ptrain.train import accelerator
-from p2ptrain.train.autofit import CARD_MEMORY_FRACTION, Placement
+from p2ptrain.train.autofit import Placement
 from p2ptrain.train.batches import Batches, CorpusReader
 from p2ptrain.train.compiled_pass import CompiledPass, CompiledPassError, PassShape
 from p2ptrain.train.evaluate import HeldOutText, validation_loss
 from p2ptrain.train.loss_scale import LossScale
+from p2ptrain.train.memory import CARD_MEMORY_FRACTION
 from p2ptrain.train.model import FlatModel, recompute_activations, summed_loss
 from p2ptrain.train.optimizer import FlatOptimizer, muon_parameters
 from p2ptrain.train.schedule import learning_rate

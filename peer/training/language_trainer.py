@@ -36,6 +36,7 @@ with large_imports():
     from p2ptrain.train.compiling import FOLDER, BackgroundCompiler
     from p2ptrain.train.initial_weights import stage_targets, targets
     from p2ptrain.train.inner import LanguageModelTask
+    from p2ptrain.train.memory import activation_bytes, compiler_fault
     from p2ptrain.train.model import flat_model, in_memory
     from p2ptrain.train.rank_corpus import RankCorpus
     from p2ptrain.train.ranks import Mesh, Ranks, is_lost, launched_ranks
@@ -43,7 +44,6 @@ with large_imports():
     from p2ptrain.trainer.attached import LOST, Attachment, LogLines
     from p2ptrain.trainer.host_vector import HostVector
     from p2ptrain.trainer.line import LineClosedError
-    from peer.capacity import activation_bytes, check_memory, compiler_fault, explained
     from peer.home import Home
     from peer.initial_weights import load_initial
     from peer.training.agreement import agree
@@ -92,14 +92,13 @@ class LanguageTrainer:
         self._sampler = None if text is None else TextSampler(home, manifest, text)
         cpu_bytes, allowed_bytes = plan.activation_bytes, math.inf if plan.memory_bytes is None else plan.memory_bytes
         if ranks is None and plan.devices != ("cpu",):  # of a card, the node knows little
-            check_memory(manifest, device)
             cpu_bytes = activation_bytes(manifest, device, allowed_bytes)
         if ranks is not None:
             ranks.arrange(Mesh.of(len(plan.devices), plan.stages), device)
         corpus: TokenSource = text if ranks is None else RankCorpus.shared(ranks, text)
         self._corpus = corpus
         rest = corpus, training, manifest.run.tokens, CorpusReader(manifest.run.seed, plan.peer)
-        with explained(device):
+        with accelerator.explained(device):
             stage: StageModel | None = None
             if ranks is None:
                 model = flat_model(manifest.model, manifest.run.seed, device)

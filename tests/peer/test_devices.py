@@ -11,7 +11,7 @@ from p2ptrain.base.errors import DeviceError
 from p2ptrain.manifest import with_changes
 from p2ptrain.train import accelerator
 from p2ptrain.train.autofit import Placement
-from p2ptrain.train.stage_costs import unit_costs
+from p2ptrain.train.stages import unit_costs
 from peer.owner.settings import device_name
 from peer.training.agreement import balanced, micro_batch_of
 from peer.training.devices import choose_devices, mesh_of, other_ranks

@@ -8,13 +8,13 @@ import torch
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.manifest import preset
 from p2ptrain.train import accelerator, autofit
-from p2ptrain.train.activations import pass_bytes
 from p2ptrain.train.autofit import (
     Placement,
-    placement_within,
     fastest,
     place,
+    placement_within,
 )
+from p2ptrain.train.memory import pass_bytes
 from tests.train.devices import GB, machine_with, with_memory
 
 
