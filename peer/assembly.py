@@ -34,7 +34,6 @@ from p2ptrain.train.memory import CPU_ACTIVATION_BYTES, activation_bytes, instal
 from p2ptrain.train.ranks import Mesh
 from peer.held_out_reader import HeldOutReader
 from peer.home import Home
-from peer.initial_weights import await_hub
 from peer.keeper import KeeperTask, check_checkpoint, keeper_of
 from peer.owner.settings import CompileMode
 from peer.session_recorder import SessionRecorder
@@ -130,7 +129,6 @@ def build(
     if options.keep is not None:
         return _session(_kept(options, options.keep, home, signed), None, options, home, identity, signed, log)
     mesh, others = fitting_mesh(options, devices, manifest), other_ranks(options.team, options.at, devices)
-    await_hub(manifest, home, log)
     corpus = open_corpus(manifest, user_store(), _index(home, manifest))
     if (warning := repetition(manifest, corpus.train_tokens)) is not None:
         log.note("text repeats", why=warning)

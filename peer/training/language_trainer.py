@@ -34,7 +34,7 @@ with large_imports():
     from p2ptrain.train.autofit import place
     from p2ptrain.train.batches import CorpusReader
     from p2ptrain.train.compiling import FOLDER, BackgroundCompiler
-    from p2ptrain.train.initial_weights import stage_targets, targets
+    from p2ptrain.train.initial_weights import load_initial, stage_targets, targets
     from p2ptrain.train.inner import LanguageModelTask
     from p2ptrain.train.memory import activation_bytes, compiler_fault
     from p2ptrain.train.model import flat_model, in_memory
@@ -45,7 +45,6 @@ with large_imports():
     from p2ptrain.trainer.host_vector import HostVector
     from p2ptrain.trainer.line import LineClosedError
     from peer.home import Home
-    from peer.initial_weights import load_initial
     from peer.training.agreement import agree
     from peer.training.plan import LAUNCHER, OWNERS_FAULT, REMOTE, VECTORS, TrainerPlan, with_own
     from peer.training.remote_pieces import RemotePieces
@@ -110,7 +109,7 @@ class LanguageTrainer:
             self._total = whole.total
             if plan.begins:
                 wanted = targets(model) if stage is None else stage_targets(stage)
-                together(lambda: load_initial(manifest, home, plan.path("weights"), wanted))
+                together(lambda: load_initial(manifest, home.files, plan.path("weights"), wanted))
             if stage is None:
                 placement = place(model, manifest.model, training, cpu_bytes, corpus.is_packed)
                 placement = replace(placement, micro_batch=min(placement.micro_batch, plan.most_sequences))

@@ -306,7 +306,9 @@ def test_edited_sizes_are_refused_when_the_run_is_signed(tmp_path: Path) -> None
     check_kept_weights(tmp_path / "run", made.manifest)
     with pytest.raises(WeightsError, match="more, which the described model lacks") as caught:
         check_kept_weights(tmp_path / "run", with_changes(made.manifest, {"model.config.num_hidden_layers": 1}))
-    assert caught.value.remedy.startswith("Set [model] to the sizes of these weights before the run is signed")
+    assert caught.value.remedy.startswith(
+        "Get config.json and weights of one model, at one revision, and do not edit [model]"
+    )
 
 
 @pytest.mark.parametrize(
