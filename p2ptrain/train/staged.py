@@ -9,10 +9,8 @@ Dimension letters: B sequences of an inner step, b of a micro-batch, T tokens a 
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from p2ptrain.base.errors import DeviceError
-from p2ptrain.ports import Clock, GoesOn, HeldOutLoss
+from p2ptrain.ports import GoesOn, HeldOutLoss
 from p2ptrain.tokens.corpus import TokenSource
 from p2ptrain.train.autofit import Placement
 from p2ptrain.train.batches import CorpusReader
@@ -197,36 +195,25 @@ class StagedTask(LanguageModelTask):
 
     # --- evaluation ---------------------------------------------------------------------------------------------------
 
-    def held_out(self, most_tokens: int, patience_s: float) -> StagedHeldOut:
-        """Return the evaluation of the whole model's current weights, a collective."""
-        return StagedHeldOut(self, self._corpus, most_tokens, patience_s)
-
-    def held_out_loss(self, most_tokens: int, patience_s: float, goes_on: GoesOn) -> HeldOutLoss:
-        """Read the held-out loss of the whole model's current weights in fp32.
-
-        Rank 0's time limit and ``goes_on`` decide.
-        """
-        return self.validation_loss(self._corpus, most_tokens, None, patience_s, goes_on=goes_on)
-
     def validation_loss(
         self,
-        corpus: TokenSource,
-        most_tokens: int,  # maximum of held-out tokens to read, evenly spaced
+        most_tokens: int,
         autocast: torch.dtype | None,
-        patience_s: float = math.inf,  # approximate time limit of the first stage; at least one batch is read
-        clock: Clock = time.monotonic,
-        goes_on: GoesOn = lambda read, wanted: True,  # the first stage's decides, after each batch
+        patience_s: float,
+        goes_on: GoesOn,
     ) -> HeldOutLoss:
-        """Return what ``evaluate.validation_loss`` returns for the whole model in one process."""
+        """Return what ``evaluate.validation_loss`` returns for the whole model in one process, a collective.
+
+        The first stage's time limit and ``goes_on`` decide.
+        """
         self._refresh_guest()
         return validation_loss(
             self.model.module,
-            corpus,
+            self._corpus,
             most_tokens,
             autocast,
             patience_s,
-            clock,
-            goes_on if self.stage_model.stage.is_first else lambda read, wanted: True,
+            goes_on=goes_on if self.stage_model.stage.is_first else lambda read, wanted: True,
             loss_of=lambda batch: self._summed_loss(batch, autocast),
             agreed=self._agreed,
         )
@@ -259,21 +246,3 @@ class StagedTask(LanguageModelTask):
         stage = self.stage_model.stage
         mine = [total if stage.is_last else 0.0, *(number if stage.is_first else 0.0 for number in first)]
         return self.ranks.sum(torch.tensor(mine, dtype=torch.float64)).tolist()
-
-
-@dataclass(frozen=True, slots=True)
-class StagedHeldOut:
-    """``ports.HeldOut`` of one rank."""
-
-    task: StagedTask
-    corpus: TokenSource
-    most_tokens: int
-    patience_s: float = math.inf
-
-    @property
-    def guessing(self) -> float:
-        return math.log(self.task.model.module.config.vocab_size)
-
-    def loss(self) -> float:
-        autocast = self.task._autocast
-        return self.task.validation_loss(self.corpus, self.most_tokens, autocast, self.patience_s).value

@@ -161,7 +161,8 @@ class LanguageTrainer:
         if is_new:
             self._elsewhere.bring(range(1))
         self._attachment = attachment
-        self._tried = self._task.held_out(plan.tried_tokens, plan.tried_s)
+        self._tried_tokens, self._tried_s = plan.tried_tokens, plan.tried_s
+        self._guessing = math.log(manifest.model.config.vocab_size)
         self._is_stepping, self._stepped_at = False, -math.inf
         self._remaining_s: float | None = None
 
@@ -181,7 +182,7 @@ class LanguageTrainer:
 
     def begin(self) -> dict[str, Any]:
         """Return the first answer."""
-        return {"guessing": self._tried.guessing, "shares": self._shares} | self._state()
+        return {"guessing": self._guessing, "shares": self._shares} | self._state()
 
     def step(self, progress: float, remaining_s: float | None) -> dict[str, Any]:
         """Make one inner step.
@@ -234,7 +235,7 @@ class LanguageTrainer:
         """Read a short held-out loss, as for a donor's weights; None while its text is not on this machine."""
         with contextlib.suppress(ShardAwayError):
             if self._stores:  # one replica reads
-                return {"loss": self._tried.loss()}
+                return {"loss": self._task.tried_loss(self._tried_tokens, self._tried_s)}
         return {"loss": None}
 
     def held_out(self, most_tokens: int, patience_s: float | None) -> dict[str, Any]:
