@@ -331,16 +331,14 @@ def _present(without: torch.device | None = None) -> str:
 
 
 def _why_none(kind: str) -> str:
-    if kind == "cuda":
-        if torch.version.cuda is None and torch.version.hip is None:
-            return "this torch was built without CUDA (https://pytorch.org/get-started prints the install command)"
-        if torch.version.cuda is None:
-            return "torch finds no ROCm device (is the driver installed? rocminfo should list the card)"
-        return "torch finds no CUDA device (is the driver installed? nvidia-smi should list the card)"
-    if kind == "xpu":
-        if torch.version.xpu is None:
-            return "this torch was built without XPU (https://pytorch.org/get-started prints the install command)"
-        return "torch finds no XPU device (is Intel's driver installed? clinfo should list the card)"
-    if not torch.backends.mps.is_built():
-        return "this torch was built without MPS, which only macOS on Apple's chips has"
-    return "torch finds no MPS device (it needs an Apple chip and macOS 14 or later)"
+    """Return why torch has no card of a kind: its build lacks them, or no driver or chip is there."""
+    version = torch.version
+    built = {"cuda": version.cuda or version.hip, "xpu": version.xpu, "mps": torch.backends.mps.is_built()}[kind]
+    if not built:
+        return (
+            f"this torch was built without {kind.upper()} (https://pytorch.org/get-started prints the install command)"
+        )
+    tool = {"cuda": "rocminfo" if version.hip else "nvidia-smi", "xpu": "clinfo"}.get(kind)
+    if tool is None:
+        return "torch finds no MPS device (it needs an Apple chip and macOS 14 or later)"
+    return f"torch finds no {kind.upper()} device (is the driver installed? {tool} should list the card)"
