@@ -23,10 +23,6 @@ from p2ptrain.train.sequence_parts import trial_batch
 if TYPE_CHECKING:
     from p2ptrain.manifest import Decoder, TrainingSection
 
-ONE_SEQUENCE = 1.2
-"""Times the estimate that one sequence may take on chips with the host's memory: counts on the CPU differ from it by up
-to 15 %, which a test checks."""
-
 BF16_PARAMETERS = 1_000_000
 """Parameters from which a CPU with fast bf16 tries it. Measured on one core with AVX512-BF16: a pass of llama-15m takes
 135 ms in bf16 and 303 in fp32, one of the demo's model (357,024) 9 and 8. The trial decides above."""
@@ -95,7 +91,7 @@ def place(
         half = accelerator.half_type(device)
         ways = (half, None) if accelerator.autocasts(device, half) else (None,)
         least = pass_bytes(description, training.sequence_length, recomputes=True)
-        budget = _budget_bytes(model, max(cpu_bytes, int(ONE_SEQUENCE * least)))
+        budget = _budget_bytes(model, max(cpu_bytes, least))
         if least > budget:
             raise DeviceError(_TOO_LARGE, _CLOSE_OTHERS)
         exact = placement_within(description, training, budget)

@@ -10,14 +10,12 @@ Dimension letters: B sequences of an inner step, b of a micro-batch, T tokens a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from p2ptrain.base.errors import DeviceError
 from p2ptrain.ports import GoesOn, HeldOutLoss
 from p2ptrain.tokens.corpus import TokenSource
 from p2ptrain.train.autofit import Placement
@@ -28,7 +26,7 @@ from p2ptrain.train.inner import CLIP_EPSILON, LanguageModelTask
 from p2ptrain.train.model import autocast_to
 from p2ptrain.train.ranks import Ranks
 from p2ptrain.train.sequence_parts import parts_of, predicted
-from p2ptrain.train.stages import StageModel, fitting_micro_batch
+from p2ptrain.train.stages import StageModel
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import TrainingSection
@@ -71,8 +69,7 @@ class StagedTask(LanguageModelTask):
         ranks: all ranks.
         corpus: rank 0's as for LanguageModelTask, and the others' read from it; see ``RankCorpus``.
         training, run_tokens, reader: as for LanguageModelTask, the same on all ranks.
-        placement: the same autocast type and micro-batch on all ranks. The micro-batch is lowered to one that divides
-            the step's sequences into at least as many as stages. Raises DeviceError if there are fewer sequences.
+        placement: the same autocast type and micro-batch on all ranks; ``fitting_micro_batch`` chooses it.
         counts: micro-batches of an inner step that each replica computes.
         moments: as for LanguageModelTask.
     """
@@ -89,18 +86,11 @@ class StagedTask(LanguageModelTask):
         counts: Sequence[int],
         moments: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        stage, sequences = model.stage, training.sequences_per_step
-        micro_batch = fitting_micro_batch(sequences, placement.micro_batch, stage.count)
-        if micro_batch is None:
-            raise DeviceError(
-                f"The run has {sequences} sequences per inner step, too few for a pipeline of {stage.count} devices.",
-                f"Use at most {sequences} devices.",
-            )
-        placement = replace(placement, micro_batch=micro_batch)
         super().__init__(model.flat, corpus, training, run_tokens, reader, placement, moments)
         self._batches.reads_ahead = all(ranks.gather(self._batches.copies))  # reading is a collective
         self.stage_model = model
         self.ranks = ranks
+        stage, micro_batch = model.stage, placement.micro_batch
         begin, count = sum(counts[: ranks.replica]), counts[ranks.replica]
         self._own = slice(begin * micro_batch, (begin + count) * micro_batch)
         """Sequences of an inner step that this replica computes."""
