@@ -85,18 +85,12 @@ def _most_at_once(manifest: Manifest, device: torch.device, activation_bytes: in
 
 
 def micro_batch_of(manifest: Manifest, ranks: int, most: int) -> int:
-    """Return the largest micro-batch up to ``most`` of which an inner step has ``FULL`` for each rank, or else one.
-
-    Raises DeviceError if there are fewer sequences than ranks.
-    """
+    """Return the largest micro-batch up to ``most`` of which an inner step has ``FULL`` for each rank, or else one."""
     sequences = manifest.training.sequences_per_step
     for least in (FULL * ranks, ranks):
         if (size := fitting_micro_batch(sequences, most, least)) is not None:
             return size
-    raise DeviceError(
-        f"The run has {sequences} sequences per inner step, too few for {ranks} devices.",
-        f"Use at most {sequences} devices.",
-    )
+    raise AssertionError(f"{ranks} ranks of {sequences} sequences, which devices.mesh_of refuses")
 
 
 def balanced(

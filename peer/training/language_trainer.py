@@ -94,7 +94,7 @@ class LanguageTrainer:
             cpu_bytes = activation_bytes(manifest, device, allowed_bytes)
         if ranks is not None:
             ranks.arrange(Mesh.of(len(plan.devices), plan.stages), device)
-        corpus: TokenSource = text if ranks is None else RankCorpus.shared(ranks, text)
+        corpus: TokenSource = text if ranks is None else RankCorpus(ranks, text)
         self._corpus = corpus
         rest = corpus, training, manifest.run.tokens, CorpusReader(manifest.run.seed, plan.peer)
         with accelerator.explained(device):

@@ -148,7 +148,7 @@ def run(number: int, case: Case, folder: Path) -> None:
     ranks.arrange(mesh)
     stage = equal_cut(BLOCKS, mesh.stages)[ranks.stage]
     counts = shares(SEQUENCES // MICRO_BATCH, mesh.stages, [1.0] * mesh.replicas)
-    text = RankCorpus.shared(ranks, corpus(manifest, case.packed) if ranks.rank == 0 else None)
+    text = RankCorpus(ranks, corpus(manifest, case.packed) if ranks.rank == 0 else None)
     task = StagedTask(stage_model(manifest.model, manifest.run.seed, CPU, stage), ranks, *rest(case, text), counts)
     losses = train(task)
     save_file(results(task), folder / f"{number}-{ranks.rank}.safetensors")
