@@ -219,7 +219,11 @@ BROKEN = {
     "a pickle": (pickled, WeightsError, "is not a whole safetensors file"),
     "no JSON": (lambda folder: (folder / "config.json").write_text("{"), WeightsError, "is not a table in JSON"),
     "deep JSON": (lambda folder: (folder / "config.json").write_text("[" * 10**5), WeightsError, "is not a table"),
-    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), WeightsError, "no safetensors file"),
+    "no weights": (
+        lambda folder: (folder / "model.safetensors").unlink(),
+        WeightsError,
+        "has neither model.safetensors",
+    ),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), CorpusError, "has no tokenizer.json"),
 }
 
