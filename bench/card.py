@@ -75,7 +75,8 @@ def _placement(described: Manifest, device: torch.device) -> dict[str, Any]:
     searched_s = time.perf_counter() - begin
     del model
     task = language_model_task(described, device, found)
-    accelerator.start_peak(device)
+    if device.type in ("cuda", "xpu"):
+        torch.accelerator.reset_peak_memory_stats(device)
     task.inner_step(0.0)
     peak = accelerator.peak_bytes(device)
     return {

@@ -113,7 +113,7 @@ async def run_peer(given: PeerOptions, wrap: WrapEnvironment) -> None:
                 if (supply := await files.supply(identity.peer_id)) is not None:
                     stopping.watch(supply.run())
                 await files.others()
-                await thread.run(files.weights, thread, given.weights is not None)
+                await thread.run(files.weights, thread)
                 start.save(remembered)  # not what was refused
                 if supply is not None:
                     await supply.until_held_out()

@@ -30,12 +30,10 @@ from p2ptrain.swarm.rules import SEARCH_PATIENCE_S
 from p2ptrain.tokens.corpus import ShardCorpus
 from p2ptrain.tokens.opened import open_corpus, user_store
 from p2ptrain.train.accelerator import CPU
-from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES
+from p2ptrain.train.memory import CPU_ACTIVATION_BYTES, activation_bytes, installed_memory
 from p2ptrain.train.ranks import Mesh
-from peer.capacity import activation_bytes, check_memory, installed_memory
 from peer.held_out_reader import HeldOutReader
 from peer.home import Home
-from peer.initial_weights import await_hub
 from peer.keeper import KeeperTask, check_checkpoint, keeper_of
 from peer.session_recorder import SessionRecorder
 from peer.start_options import PeerOptions
@@ -113,7 +111,6 @@ def build(
     if options.keep is not None:
         return _session(_kept(options, options.keep, home, signed), None, options, home, identity, signed, log)
     mesh, others = fitting_mesh(options, devices, manifest), other_ranks(options.team, options.at, devices)
-    await_hub(manifest, home, log)
     corpus = open_corpus(manifest, user_store(), _index(home, manifest))
     if (warning := repetition(manifest, corpus.train_tokens)) is not None:
         log.note("text repeats", why=warning)
@@ -130,7 +127,6 @@ def fitting_mesh(options: PeerOptions, devices: Sequence[torch.device], manifest
         memory_bytes = min(options.memory_bytes, installed_memory())
         return mesh_of(manifest, devices, options.stages, memory_bytes, others)
     if devices[0] == CPU:  # the trainer checks the others
-        check_memory(manifest, CPU)
         activation_bytes(manifest, CPU, options.memory_bytes)
     return Mesh()
 

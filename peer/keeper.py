@@ -20,8 +20,8 @@ from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.ports import NOT_READ, GoesOn, HeldOutLoss
 from p2ptrain.recipes import RECIPES
 from p2ptrain.swarm import keeping
+from p2ptrain.train.memory import BASE_BYTES, installed_memory
 from p2ptrain.train.model import shape_module
-from peer.capacity import BASE_BYTES, installed_memory
 from peer.home import Home
 from peer.start_options import StartOptions
 

@@ -8,13 +8,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from random import Random
 
-from p2ptrain.base.daemon_thread import DaemonThread
+from p2ptrain.base.backoff import PAUSE_S, backoff
+from p2ptrain.base.daemon_thread import DaemonThread, nap
 from p2ptrain.base.errors import NetworkError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import EventLog
-from p2ptrain.checkpoint import checkpoints_in
+from p2ptrain.checkpoint import checkpoints_in, explained
 from p2ptrain.data.file_store import INDEX, WEIGHTS_OPTION, NamedFile, named_files
-from p2ptrain.manifest import JoinLink, SignedManifest
+from p2ptrain.data.hub_weights import HubUnavailableError
+from p2ptrain.data.weight_files import local_weights
+from p2ptrain.manifest import JoinLink, Manifest, SignedManifest
 from p2ptrain.net import address
 from p2ptrain.net.file_service import FILES_PROTOCOL
 from p2ptrain.net.file_service import LIMITS as FILES_LIMITS
@@ -22,12 +25,11 @@ from p2ptrain.net.shard_mirror import Mirror
 from p2ptrain.net.shard_service import LIMITS as SHARDS_LIMITS
 from p2ptrain.net.shard_service import SHARDS_PROTOCOL, ShardServer
 from p2ptrain.net.throttle import Throttles
-from p2ptrain.ports import Link
+from p2ptrain.ports import Link, Notebook
 from p2ptrain.tokens.opened import open_corpus, user_store
 from peer.admission_client import AdmissionClient
 from peer.file_fetch import Source, ask_for_file
 from peer.home import Home
-from peer.initial_weights import needs_weights, provide_weights
 from peer.network import Connection
 from peer.shard_sources import ShardSources
 from peer.space import text_bytes
@@ -80,18 +82,14 @@ class RunFiles:
             if not file.is_needed:
                 await self._provide(file)
 
-    def weights(self, thread: DaemonThread, is_given: bool) -> None:
-        """Have the initial weights, if the run begins from named ones; in the thread.
+    def weights(self, thread: DaemonThread) -> None:
+        """Have the initial weights, if the run begins from named ones; in the thread. Raises as ``have_weights``."""
 
-        Raises WeightsError if no peer sends them, CorpusError or HomeError if one cannot be read or stored.
-        """
-        if needs_weights(self._signed.manifest, self._home):
+        def download(file: NamedFile) -> bytes | None:
+            assert file.option == WEIGHTS_OPTION
+            return thread.result_of(self._download(file))
 
-            def download(file: NamedFile) -> bytes | None:
-                assert file.option == WEIGHTS_OPTION
-                return thread.result_of(self._download(file))
-
-            provide_weights(self._signed.manifest, self._home, self._options.weights, is_given, download)
+        have_weights(self._signed.manifest, self._home, self._options.weights, download, self._log)
 
     async def supply(self, me: PeerId) -> TokenSupply | None:
         """Return the supply of the run's text, to be run, and serve its shards; None if it ships with the package.
@@ -171,3 +169,27 @@ def bootstraps_of(link: JoinLink | None, home: Home) -> list[Source]:
         if peer is not None:
             found.setdefault(peer, []).append(place)
     return list(found.items())
+
+
+def have_weights(
+    manifest: Manifest,
+    home: Home,
+    place: Path | None,
+    download: Callable[[NamedFile], bytes | None],
+    notebook: Notebook,
+) -> None:
+    """Have the run's initial weights on this machine, unless a checkpoint replaces them; wait for a hub that fails.
+
+    ``place``, ``download``: as for ``local_weights``. Raises WeightsError for what waiting does not heal, CorpusError
+    or HomeError if a file cannot be read or stored.
+    """
+    with explained(lambda: home.checkpoints):
+        if manifest.model.init is None or checkpoints_in(home.checkpoints):
+            return
+    for pause_s in backoff(*PAUSE_S):
+        try:
+            local_weights(manifest, home.files, place, download)
+            return
+        except HubUnavailableError as error:
+            notebook.note("waiting", why=error.problem.rstrip("."), seconds=pause_s, remedy=error.remedy)
+            nap(pause_s)

@@ -45,10 +45,6 @@ class WeightsError(UserError):
     """The weights from which a run begins are unavailable, unusable or not those that the run names."""
 
 
-class OtherModelError(WeightsError):
-    """The weights are of another model than the described one; the remedy is for a run."""
-
-
 class HomeError(UserError):
     """A peer's home is locked, unwritable, full or belongs to another run."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from p2ptrain.base import files
-from p2ptrain.base.errors import HomeError, OtherModelError, WeightsError
+from p2ptrain.base.errors import HomeError, WeightsError
 from p2ptrain.base.text import one_line, printable
 from p2ptrain.data.hub import huggingface_hub
 from p2ptrain.manifest.initial_weights import MAX_WEIGHT_FILES
@@ -33,10 +33,10 @@ HEADER_BYTES = 4 << 20
 """Room for a file's header; 256 layers of 20 tensors, as large as a manifest allows, take 0.8 MB."""
 
 OTHER_MODEL = (
-    "Set [model] to the sizes of these weights before the run is signed, as `p2ptrain init NEW_RUN --model` writes it. "
-    "If the run is not yours, ask its author."
+    "Get config.json and weights of one model, at one revision, and do not edit [model]. If the run is not yours, ask "
+    "its author."
 )
-"""Remedy for a run whose model and initial weights do not belong together."""
+"""Remedy where a model's sizes and its weights do not belong together."""
 
 _SMALLER = "Choose another model."
 _SHARD = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,120}\.safetensors")
@@ -80,7 +80,7 @@ def download_weights(name: str, revision: str, model: Decoder) -> list[Path]:
             )
     total = sum(size_bytes or 0 for size_bytes in sizes)
     if total > (most := most_bytes(model)):
-        raise OtherModelError(
+        raise WeightsError(
             f"The weights of {what} have {total:,} bytes, but those of the described model take at most {most:,}.",
             OTHER_MODEL,
         )
@@ -198,31 +198,17 @@ def explained(error: Exception, name: str, what: str) -> WeightsError:
             f"HF_HUB_OFFLINE is set, and {name} of {what} is not on this machine.",
             "Unset HF_HUB_OFFLINE for the first start, or download the model before.",
         )
-    if status in (401, 403):
+    if status in (401, 403, 404):
         return WeightsError(
             f"The Hugging Face hub does not give {what} to you (status {status}): it is private, asks for "
             "consent to its terms, or does not exist.",
             f"Open huggingface.co/{what.partition(' ')[0]}, accept its terms if it asks for that, log in with "
-            "`hf auth login`, and start again.",
-        )
-    if status == 404:
-        return WeightsError(
-            f"The Hugging Face hub has no {what} (status 404).",
-            "Check name and revision before the run is signed. If the run is not yours, ask its author.",
-        )
-    if status == 429:
-        return HubUnavailableError(
-            f"The Hugging Face hub asks to wait (status 429) before it sends {name} of {what}.",
-            "Log in with `hf auth login` for higher limits, or wait; files that are complete are kept.",
-        )
-    if status is not None and status >= 500:
-        return HubUnavailableError(
-            f"The Hugging Face hub fails (status {status}) and does not send {name} of {what}.",
-            "Start again later: files that are complete are kept.",
+            "`hf auth login`, and start again. If it is not there, check name and revision before the run is signed.",
         )
     return HubUnavailableError(
         f"{name} of {what} could not be downloaded from the Hugging Face hub ({one_line(str(causes[-1]), 160)}).",
-        "Check the internet connection (and HF_ENDPOINT if set), then start again: files that are complete are kept.",
+        "Check the internet connection (and HF_ENDPOINT if set), or wait, then start again: files that are complete "
+        "are kept.",
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,12 +12,9 @@ from p2ptrain.base.text import one_line, printable
 from p2ptrain.data.file_store import MOST_STORED_BYTES, FileStore, NamedFile, named_weights
 from p2ptrain.data.hub_weights import INDEX, MAX_INDEX_BYTES, SINGLE, download_weights, shard_names
 from p2ptrain.data.sources import file_digest, unchanged
-from p2ptrain.manifest.initial_weights import MAX_WEIGHT_FILES
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Manifest
-
-PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def check_option(manifest: Manifest, place: Path | None) -> None:
@@ -31,10 +28,17 @@ def check_option(manifest: Manifest, place: Path | None) -> None:
         )
 
 
-def local_weights(manifest: Manifest, store: FileStore, place: Path | None) -> list[Path]:
+def local_weights(
+    manifest: Manifest,
+    store: FileStore,
+    place: Path | None,  # file or folder that the owner named
+    download: Callable[[NamedFile], bytes | None] = lambda file: None,  # returns what a peer sent; None if none has it
+) -> list[Path]:
     """Return the files of the run's initial weights, in order; those of the hub are downloaded if need be.
 
-    Raises WeightsError if they are not there, HubUnavailableError if that may pass.
+    Files that the run names by digest are stored if all are small enough to travel, so that other peers get them.
+    Raises WeightsError if files are missing, HubUnavailableError if that may pass, CorpusError or HomeError if one
+    cannot be read or stored.
     """
     init = manifest.model.init
     assert init is not None, "the run begins from random weights"
@@ -42,8 +46,12 @@ def local_weights(manifest: Manifest, store: FileStore, place: Path | None) -> l
         return download_weights(init.name, init.revision, manifest.model)
     named = named_weights(manifest)
     found = find_named(named, store, place)
+    for file in named:
+        if file.sha256 not in found and (data := download(file)) is not None:
+            found[file.sha256] = store.add(file.sha256, data)
     if missing := [each for each in named if each.sha256 not in found]:
-        raise absent(missing)
+        raise _absent(missing)
+    adopt(named, found, store)
     return [found[each.sha256] for each in named]
 
 
@@ -61,7 +69,7 @@ def find_named(named: Sequence[NamedFile], store: FileStore, place: Path | None)
     return found
 
 
-def absent(missing: Sequence[NamedFile]) -> WeightsError:
+def _absent(missing: Sequence[NamedFile]) -> WeightsError:
     """Return the error of files that are not on this machine, and that no peer sends."""
     names = ", ".join(f"{each.what} (sha256 {each.sha256[:12]}…)" for each in missing[:3])
     more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
@@ -95,17 +103,10 @@ def published_files(place: Path) -> list[Path]:
         except (OSError, ValueError) as error:
             why = files.cause(error) if isinstance(error, OSError) else one_line(str(error), 120)
             raise WeightsError(f"{index} cannot be used: {why}.", "Get the model's folder again.") from None
-    if found := sorted(place.glob("*.safetensors")):
-        return found[:MAX_WEIGHT_FILES]
-    pickled = next((path for pattern in PICKLED for path in sorted(place.glob(pattern))), None)
-    if pickled is not None:
-        raise WeightsError(
-            f"{printable(place)} has no safetensors file, but {printable(pickled.name)}, a pickle, which can run any "
-            "program and is never loaded.",
-            "Convert the model to safetensors where you trust it: load it with transformers and call save_pretrained.",
-        )
     raise WeightsError(
-        f"{printable(place)} has no safetensors file.", f"Name a model's folder with {SINGLE}, or the file itself."
+        f"{printable(place)} has neither {SINGLE} nor {INDEX}, and pickles such as pytorch_model.bin are never loaded.",
+        "Name a safetensors file itself. Convert pickles where you trust them: load them with transformers and call "
+        "save_pretrained.",
     )
 
 

@@ -6,10 +6,12 @@ Everything that depends on the kind of device is here: ``cuda`` (NVIDIA, and AMD
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import platform
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -87,6 +89,20 @@ def is_out_of_memory(error: BaseException) -> bool:
 def says_out_of_memory(text: str) -> bool:
     """Return whether a backend's message says that memory ran out."""
     return any(part in text for part in _OUT_OF_MEMORY)
+
+
+@contextlib.contextmanager
+def explained(device: torch.device) -> Iterator[None]:
+    """Convert running out of memory in this block to a DeviceError."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise DeviceError(
+            f"The run's model does not fit the free memory of {device}.",
+            "Close other programs that use it, or choose another device with --device.",
+        ) from error
 
 
 # --- what a device can do ---------------------------------------------------------------------------------------------
@@ -206,20 +222,8 @@ def free_bytes(device: torch.device) -> int | None:
         return None
 
 
-def start_peak(device: torch.device) -> int | None:
-    """Forget the peak of allocated memory; return the bytes allocated now, or None where nothing is counted."""
-    if device.type in ("cpu", "mps"):
-        return None
-    module = _module(device.type)
-    try:
-        module.reset_peak_memory_stats(device)
-        return int(module.memory_allocated(device))
-    except (RuntimeError, AttributeError):
-        return None
-
-
 def peak_bytes(device: torch.device) -> int | None:
-    """Return the most bytes allocated since ``start_peak``; None where nothing is counted."""
+    """Return the most bytes that this process had allocated at once; None where nothing is counted."""
     if device.type in ("cpu", "mps"):
         return None
     try:
@@ -245,7 +249,7 @@ def synchronize(device: torch.device) -> None:
 def current(device: torch.device) -> AbstractContextManager[Any]:
     """Make a card the current device of this thread for a block."""
     if device.type in ("cpu", "mps"):
-        return nullcontext()
+        return contextlib.nullcontext()
     manager: AbstractContextManager[Any] = _module(device.type).device(device)
     return manager
 
@@ -327,16 +331,14 @@ def _present(without: torch.device | None = None) -> str:
 
 
 def _why_none(kind: str) -> str:
-    if kind == "cuda":
-        if torch.version.cuda is None and torch.version.hip is None:
-            return "this torch was built without CUDA (https://pytorch.org/get-started prints the install command)"
-        if torch.version.cuda is None:
-            return "torch finds no ROCm device (is the driver installed? rocminfo should list the card)"
-        return "torch finds no CUDA device (is the driver installed? nvidia-smi should list the card)"
-    if kind == "xpu":
-        if torch.version.xpu is None:
-            return "this torch was built without XPU (https://pytorch.org/get-started prints the install command)"
-        return "torch finds no XPU device (is Intel's driver installed? clinfo should list the card)"
-    if not torch.backends.mps.is_built():
-        return "this torch was built without MPS, which only macOS on Apple's chips has"
-    return "torch finds no MPS device (it needs an Apple chip and macOS 14 or later)"
+    """Return why torch has no card of a kind: its build lacks them, or no driver or chip is there."""
+    version = torch.version
+    built = {"cuda": version.cuda or version.hip, "xpu": version.xpu, "mps": torch.backends.mps.is_built()}[kind]
+    if not built:
+        return (
+            f"this torch was built without {kind.upper()} (https://pytorch.org/get-started prints the install command)"
+        )
+    tool = {"cuda": "rocminfo" if version.hip else "nvidia-smi", "xpu": "clinfo"}.get(kind)
+    if tool is None:
+        return "torch finds no MPS device (it needs an Apple chip and macOS 14 or later)"
+    return f"torch finds no {kind.upper()} device (is the driver installed? {tool} should list the card)"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -16,24 +16,12 @@ import torch
 
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.train import accelerator
-from p2ptrain.train.activations import pass_bytes
-from p2ptrain.train.model import FlatModel, recompute_activations, summed_loss
+from p2ptrain.train.memory import CARD_MEMORY_FRACTION, CPU_ACTIVATION_BYTES, pass_bytes
+from p2ptrain.train.model import FlatModel, flat_model, recompute_activations, summed_loss
 from p2ptrain.train.sequence_parts import trial_batch
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Decoder, TrainingSection
-
-CARD_MEMORY_FRACTION = 0.8
-"""Share of the card's free memory that training may use; the rest is for the owner's other programs. Guess: memory use
-of volunteers' desktops would settle it."""
-
-CPU_ACTIVATION_BYTES = 1 << 30
-"""Memory for activations on the CPU of a computer that is also used for other things. Guess: memory use of volunteers'
-computers would settle it."""
-
-ONE_SEQUENCE = 1.2
-"""Times the estimate that one sequence may take on chips with the host's memory: counts on the CPU differ from it by up
-to 15 %, which a test checks."""
 
 BF16_PARAMETERS = 1_000_000
 """Parameters from which a CPU with fast bf16 tries it. Measured on one core with AVX512-BF16: a pass of llama-15m takes
@@ -47,6 +35,7 @@ TRIALS = 3
 TRIALS_S = 2.0
 """Seconds of measured passes after which no further round of trials starts: for a large model on a slow card one round
 is enough. Guess: trials on slow cards would settle it."""
+_TOO_LARGE = "The model does not fit this device: one sequence takes more memory than is free."
 _CLOSE_OTHERS = "Close other programs that use the device, or choose another with --device."
 
 
@@ -77,8 +66,9 @@ def place(
 ) -> Placement:
     """Choose how to compute a model on its device by a few trial passes.
 
-    On the CPU and on chips that share its memory, activations take at most ``cpu_bytes``, or one sequence. Activations
-    are recomputed if one sequence does not fit otherwise.
+    Activations take what ``memory`` estimates for fp32; in 16 bits they take less. On the CPU and on chips that
+    share its memory they take at most ``cpu_bytes``, or one sequence. They are recomputed if one sequence does not fit
+    otherwise.
 
     In 16 bits (bf16, or fp16 with loss scaling where bf16 is missing) a card computes faster but launches more kernels.
     Of two placements that fit, the faster one in a trial is used: on an H100, llama-135m is six times as fast in bf16
@@ -91,7 +81,7 @@ def place(
         return trial_s(model, how, training.sequence_length, is_packed)
 
     if device.type == "cpu":
-        exact = cpu_placement(description, training, cpu_bytes)
+        exact = placement_within(description, training, cpu_bytes)
         if model.theta.numel() < BF16_PARAMETERS or not accelerator.has_fast_bf16():
             return exact
         # The same micro-batch: with copies of the weights in bf16, a pass takes less memory than in fp32 (measured).
@@ -100,25 +90,12 @@ def place(
         accelerator.empty_cache(device)
         half = accelerator.half_type(device)
         ways = (half, None) if accelerator.autocasts(device, half) else (None,)
-        length = training.sequence_length
-        least = pass_bytes(description, length, recomputes=True)
-        budget = _budget_bytes(model, max(cpu_bytes, int(ONE_SEQUENCE * least)))
-
-        def micro_batch(way: torch.dtype | None, recomputes: bool) -> int:
-            accelerator.empty_cache(device)
-
-            def cost(sequences: int) -> int:
-                how = Placement(way, sequences, recomputes)
-                estimate = pass_bytes(description, length, sequences, recomputes)
-                return _activation_bytes(model, how, length, estimate, is_packed)
-
-            return search_micro_batch(training.sequences_per_step, budget, cost)
-
-        try:
-            fit = fitting(ways, lambda way: micro_batch(way, False))
-        except DeviceError:
-            fit = [replace(each, recomputes=True) for each in fitting(ways, lambda way: micro_batch(way, True))]
-        found = fastest(fit, trial)
+        least = pass_bytes(description, training.sequence_length, recomputes=True)
+        budget = _budget_bytes(model, max(cpu_bytes, least))
+        if least > budget:
+            raise DeviceError(_TOO_LARGE, _CLOSE_OTHERS)
+        exact = placement_within(description, training, budget)
+        found = fastest([replace(exact, autocast=way) for way in ways], trial)
         accelerator.empty_cache(device)
     return found
 
@@ -133,88 +110,41 @@ def _budget_bytes(model: FlatModel, most: int) -> int:
     return min(budget, most) if accelerator.shares_host_memory(device) else budget
 
 
-def fitting(ways: Iterable[torch.dtype | None], micro_batch: Callable[[torch.dtype | None], int]) -> list[Placement]:
-    """Return a placement for each autocast type in which the model fits and the device has all operations.
-
-    Raises DeviceError if there is none.
-    """
-    found, fault = [], ""
-    for way in ways:
-        try:
-            found.append(Placement(way, micro_batch(way)))
-        except DeviceError as error:
-            fault = error.problem
-        except NotImplementedError as error:
-            fault = f"This device lacks an operation of the model ({str(error).partition(chr(10))[0]})."
-    if not found:
-        raise DeviceError(fault, _CLOSE_OTHERS)
-    return found
-
-
 def fastest(
     placements: Sequence[Placement],  # at least one
     trial: Callable[[Placement], float],  # seconds of one micro-batch; may run out of memory
 ) -> Placement:
-    """Return the placement with the shortest time per sequence, the first of equals; a single one is not tried.
+    """Return the placement with the shortest time per sequence, the first of equals.
 
     Trials alternate, because another program may start or end on the card meanwhile. A placement that runs out of
-    memory because the other took it continues with half its micro-batch.
+    memory because the other took it continues with half its micro-batch. Raises DeviceError if in none the device has
+    all operations and room for one sequence.
     """
-    if len(placements) == 1:
-        return placements[0]
-    ways, costs = list(placements), [math.inf] * len(placements)
-    spent_s = 0.0
+    costs, fault, spent_s = dict.fromkeys(placements, math.inf), _TOO_LARGE, 0.0
     for _ in range(TRIALS):
-        for place, way in enumerate(ways):
+        for way in list(costs):
             try:
                 seconds = trial(way)
+            except NotImplementedError as error:
+                fault = f"This device lacks an operation of the model ({str(error).partition(chr(10))[0]})."
+                del costs[way]
             except (RuntimeError, MemoryError) as error:
                 if not accelerator.is_out_of_memory(error):
                     raise
-                ways[place], costs[place] = replace(way, micro_batch=max(1, way.micro_batch // 2)), math.inf
-                continue
-            spent_s += seconds
-            costs[place] = min(costs[place], seconds / way.micro_batch)
-        if spent_s > TRIALS_S and math.inf not in costs:
+                del costs[way]
+                if way.micro_batch > 1:
+                    costs[replace(way, micro_batch=way.micro_batch // 2)] = math.inf
+            else:
+                spent_s += seconds
+                costs[way] = min(costs[way], seconds / way.micro_batch)
+        if not costs:
+            raise DeviceError(fault, _CLOSE_OTHERS)
+        if math.inf not in costs.values() and (len(costs) == 1 or spent_s > TRIALS_S):
             break
-    return ways[costs.index(min(costs))]
+    return min(costs, key=costs.__getitem__)
 
 
-def search_micro_batch(
-    most: int,  # sequences per inner step
-    budget_bytes: int,
-    cost: Callable[[int], int],  # bytes that a trial of this many sequences took; may run out of memory
-) -> int:
-    """Return the largest power of two (or ``most``) that a trial showed to fit.
-
-    Sizes double while the next one, extrapolated from the last, stays within the budget: running out of memory on a
-    card that other programs use would disturb them. Raises DeviceError if one sequence does not fit.
-    """
-    fits = taken = 0  # the largest size so far, and its bytes
-    size = 1
-    while True:
-        try:
-            used = cost(size)
-        except (RuntimeError, MemoryError) as error:
-            if not accelerator.is_out_of_memory(error):
-                raise
-            break
-        if used > budget_bytes:
-            break
-        each = (used - taken) / (size - fits)
-        fits, taken = size, used
-        size = min(2 * size, most)
-        if fits == most or used + (size - fits) * each > budget_bytes:
-            break
-    if fits == 0:
-        raise DeviceError(
-            "The model does not fit this device: one sequence takes more memory than is free.",
-            _CLOSE_OTHERS,
-        )
-    return fits
-
-
-def cpu_placement(
+def placement_within(
     description: Decoder, training: TrainingSection, budget_bytes: int = CPU_ACTIVATION_BYTES
 ) -> Placement:
     """Return the micro-batch of at least one sequence, in fp32, whose estimated activations fit ``budget_bytes``.
@@ -257,28 +187,8 @@ def trial_s(model: FlatModel, how: Placement, sequence_length: int, is_packed: b
         model.module.zero_grad(set_to_none=True)
 
 
-def _activation_bytes(
-    model: FlatModel,
-    how: Placement,
-    sequence_length: int,
-    estimate: int,  # bytes
-    is_packed: bool = False,
-) -> int:
-    """Return the peak bytes of a forward and backward pass beyond weights and gradients. Leaves no gradients.
-
-    Gradients exist before the pass, as they do from an inner step's second micro-batch on: the peak adds to them. Where
-    the backend counts no peak, the pass only shows that it fits, and the result is ``estimate``.
-    """
-    device = model.theta.device
-    batch = trial_batch(how.micro_batch, sequence_length, is_packed)
-    recompute_activations(model.module, how.recomputes)
-    try:
-        for parameter in model.module.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-        before = accelerator.start_peak(device)
-        torch.autograd.backward(summed_loss(model.module, batch, how.autocast))
-        accelerator.synchronize(device)  # a device that computes later also runs out of memory later
-        peak = accelerator.peak_bytes(device)
-        return estimate if before is None or peak is None else max(0, peak - before)
-    finally:
-        model.module.zero_grad(set_to_none=True)
+def block_s(description: Decoder, sequence_length: int, placement: Placement, device: torch.device) -> float:
+    """Return the shortest seconds of a micro-batch, forward and backward, through one block and the output layer."""
+    config = description.config.model_copy(update={"num_hidden_layers": 1})
+    model = flat_model(description.model_copy(update={"config": config}), 0, device)
+    return min(trial_s(model, placement, sequence_length) for _ in range(TRIALS))

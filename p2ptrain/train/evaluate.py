@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,24 +25,6 @@ BATCH_LOGITS = 1 << 19
 """Sequences x tokens x vocabulary computed at once: 16 sequences of the demo model. Measured over 65,536 tokens, four
 rounds: 1.0 to 1.2 s of CPU; 2**17 and 2**21 differ by less than the rounds do, 2**25 takes 2.0 to 2.7 s and 480 MB
 more."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOutText:
-    """``ports.HeldOut`` of a model and its corpus."""
-
-    module: PreTrainedModel
-    corpus: TokenSource
-    most_tokens: int
-    autocast: torch.dtype | None = None
-    patience_s: float = math.inf
-
-    @property
-    def guessing(self) -> float:
-        return math.log(self.module.config.vocab_size)
-
-    def loss(self) -> float:
-        return validation_loss(self.module, self.corpus, self.most_tokens, self.autocast, self.patience_s).value
 
 
 def validation_loss(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from p2ptrain.base import files
-from p2ptrain.base.errors import ManifestError, OtherModelError, WeightsError
+from p2ptrain.base.errors import ManifestError, WeightsError
 from p2ptrain.base.input_file import HUB
 from p2ptrain.base.text import UserPath, printable
 from p2ptrain.data.file_store import WEIGHTS_OPTION, NamedFile
@@ -28,7 +28,7 @@ from p2ptrain.data.sources import file_digest, unchanged
 from p2ptrain.data.tokenizer import MOST_TOKENIZER_BYTES
 from p2ptrain.data.weight_files import published_files
 from p2ptrain.manifest import Decoder
-from p2ptrain.manifest.initial_weights import MAX_WEIGHT_FILES, FileWeights, HubWeights
+from p2ptrain.manifest.initial_weights import FileWeights, HubWeights
 from p2ptrain.train.initial_weights import check_weights
 from p2ptrain.train.published_config import model_section
 
@@ -56,17 +56,11 @@ def _local_model(place: Path) -> GivenModel:
         )
     folder = place if place.is_dir() else place.parent
     paths = published_files(place)
-    if len(paths) > MAX_WEIGHT_FILES:
-        raise WeightsError(
-            f"{place} has {len(paths)} safetensors files, and a run names at most {MAX_WEIGHT_FILES}.",
-            "Save the model in larger shards.",
-        )
     with contextlib.ExitStack() as stack:
         for path in paths:
             stack.enter_context(unchanged(path))
         section = _section(_config(folder / CONFIG), f"{printable(folder / CONFIG)}")
-        with _remedy_for_published():
-            check_weights(section, paths)
+        check_weights(section, paths)
         digests = [file_digest(path, "weights file") for path in paths]
     init = FileWeights(kind="file", sha256=digests)
     tokenizer = folder / TOKENIZER if (folder / TOKENIZER).is_file() else None
@@ -88,8 +82,7 @@ def _hub_model(where: str) -> GivenModel:
     if config is None:
         raise WeightsError(f"The Hugging Face hub has no {what}.", "Choose a model in the format of transformers.")
     section = _section(config.read_bytes(), what)
-    with _remedy_for_published():
-        check_weights(section, download_weights(name, revision, section))
+    check_weights(section, download_weights(name, revision, section))
     init = HubWeights(kind="hub", name=name, revision=revision)
     for each in SETTINGS_FILES:
         fetch(name, revision, each)
@@ -106,19 +99,6 @@ def _described(model: GivenModel, folder: Path) -> GivenModel:
         init = section.init.model_copy(update={"settings": hashlib.sha256(kept).hexdigest()})
         section = section.model_copy(update={"init": init})
     return replace(model, section=section, template=kept_template(settings, folder), settings=settings, kept=kept)
-
-
-@contextlib.contextmanager
-def _remedy_for_published() -> Iterator[None]:
-    """Replace the remedy for a run, whose author may edit its sizes, by that for a published model."""
-    try:
-        yield
-    except OtherModelError as error:
-        raise WeightsError(
-            error.problem,
-            f"Get {CONFIG} and weights of one model, at one revision, where it was published: these do not belong "
-            "together.",
-        ) from error
 
 
 def _config(path: Path) -> bytes:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,23 +22,22 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from p2ptrain.base import files
-from p2ptrain.base.errors import OtherModelError, WeightsError
+from p2ptrain.base.errors import WeightsError
 from p2ptrain.base.text import one_line
 from p2ptrain.data.hub_weights import OTHER_MODEL
 from p2ptrain.data.sources import unchanged
+from p2ptrain.data.weight_files import local_weights
 from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.train.model import FILE_NAMES, shape_module
 
 if TYPE_CHECKING:
-    from p2ptrain.manifest import Decoder
+    from p2ptrain.data.file_store import FileStore
+    from p2ptrain.manifest import Decoder, Manifest
     from p2ptrain.train.model import FlatModel
     from p2ptrain.train.stages import StageModel
 
 TYPES = ("F32", "F16", "BF16")
 """Types of weights that convert to fp32 exactly."""
-
-PIECE_ELEMENTS = 1 << 22
-"""Elements that are read at once: 16 MB in fp32."""
 
 BUFFERS = re.compile(r"\.(?:rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias|attention\.bias|attention\.masked_bias)$")
 """Tensors beside the weights in files that older versions of transformers wrote: rotary frequencies and causal masks,
@@ -120,9 +118,9 @@ class PublishedWeights:
                 weights._beside.setdefault(first, []).append(alias)
         where = _where(list(opened))
         if missing := [name for name in outline.shapes if name not in found]:
-            raise OtherModelError(f"The weights in {where} lack {_named(missing)} of the described model.", OTHER_MODEL)
+            raise WeightsError(f"The weights in {where} lack {_named(missing)} of the described model.", OTHER_MODEL)
         if strange:
-            raise OtherModelError(
+            raise WeightsError(
                 f"The weights in {where} have {_named(strange)}, which the described model lacks.", OTHER_MODEL
             )
         return weights
@@ -132,33 +130,28 @@ class PublishedWeights:
         name: str,
         target: Tensor | None = None,  # fp32, of the parameter's shape, on any device; None: only check it
     ) -> None:
-        """Copy a parameter, piece by piece. Raises OSError, WeightsError if it is not finite or a tied one differs."""
-        begin, path = 0, self._places[name][0]
-        readers = [self._pieces(each) for each in (name, *self._beside.get(name, ()))]
-        for piece, *others in zip(*readers, strict=True):
-            if not bool(torch.isfinite(piece).all()):
-                raise WeightsError(
-                    f"{path} holds numbers in {_named([name])} that are not finite.",
-                    "Get the file again, or begin from another model: training cannot go on from such weights.",
-                )
-            if not all(torch.equal(piece, other) for other in others):
-                raise WeightsError(
-                    f"In {path} the tied weights {_named([name, *self._beside[name]])} differ.",
-                    "Set tie_word_embeddings to false in the model's config.json, and begin another run from it. If "
-                    "the run is not yours, ask its author.",
-                )
-            if target is not None:
-                target.detach()[begin : begin + len(piece)].copy_(piece)
-            begin += len(piece)
+        """Copy a parameter. Raises OSError, WeightsError if it is not finite or a tied one differs."""
+        path, tensor = self._places[name][0], self._tensor(name)
+        if not bool(torch.isfinite(tensor).all()):
+            raise WeightsError(
+                f"{path} holds numbers in {_named([name])} that are not finite.",
+                "Get the file again, or begin from another model: training cannot go on from such weights.",
+            )
+        beside = self._beside.get(name, [])
+        if not all(torch.equal(tensor, self._tensor(other)) for other in beside):
+            raise WeightsError(
+                f"In {path} the tied weights {_named([name, *beside])} differ.",
+                "Set tie_word_embeddings to false in the model's config.json, and begin another run from it. If the "
+                "run is not yours, ask its author.",
+            )
+        if target is not None:
+            target.detach().copy_(tensor)
 
-    def _pieces(self, name: str) -> Iterator[Tensor]:
-        """Yield a stored tensor in runs of its rows, fp32 on the host."""
+    def _tensor(self, name: str) -> Tensor:
+        """Return a stored tensor, fp32 on the host."""
         path, stored = self._places[name]
-        tensor = self._opened[path].get_slice(stored)
-        rows, *rest = tensor.get_shape()
-        count = max(1, PIECE_ELEMENTS // math.prod(rest))
-        for begin in range(0, rows, count):
-            yield tensor[begin : begin + count].float()
+        found: Tensor = self._opened[path].get_tensor(stored)
+        return found.float()
 
 
 def check_weights(description: Decoder, paths: Sequence[Path]) -> None:
@@ -168,6 +161,18 @@ def check_weights(description: Decoder, paths: Sequence[Path]) -> None:
         weights = PublishedWeights.check(outline, opened)
         for name in outline.shapes:
             weights.read(name)
+
+
+def load_initial(
+    manifest: Manifest, store: FileStore, place: Path | None, targets: Iterable[tuple[str, Tensor]]
+) -> None:
+    """Replace random weights by those that the run names, if it names any. Raises UserError.
+
+    ``store``, ``place``: as for ``local_weights``; ``targets``: as for ``load_weights``.
+    """
+    if (init := manifest.model.init) is not None:
+        digests = init.sha256 if init.kind == "file" else None
+        load_weights(manifest.model, local_weights(manifest, store, place), digests, targets)
 
 
 def load_weights(
@@ -235,7 +240,7 @@ def _where(paths: Sequence[Path]) -> Path:
 
 def _check_tensor(name: str, tensor: Any, wanted: tuple[int, ...], path: Path) -> None:
     if tuple(tensor.get_shape()) != wanted:
-        raise OtherModelError(
+        raise WeightsError(
             f"In {path} {_named([name])} has the shape {tensor.get_shape()}, but {list(wanted)} in the described "
             "model.",
             OTHER_MODEL,

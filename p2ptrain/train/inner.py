@@ -28,18 +28,18 @@ from p2ptrain.base.errors import DeviceError
 from p2ptrain.ports import GoesOn, HeldOutLoss
 from p2ptrain.tokens.corpus import TokenSource
 from p2ptrain.train import accelerator
-from p2ptrain.train.autofit import CARD_MEMORY_FRACTION, Placement
+from p2ptrain.train.autofit import Placement
 from p2ptrain.train.batches import Batches, CorpusReader
 from p2ptrain.train.compiled_pass import CompiledPass, CompiledPassError, PassShape
-from p2ptrain.train.evaluate import HeldOutText, validation_loss
+from p2ptrain.train.evaluate import validation_loss
 from p2ptrain.train.loss_scale import LossScale
+from p2ptrain.train.memory import CARD_MEMORY_FRACTION
 from p2ptrain.train.model import FlatModel, recompute_activations, summed_loss
 from p2ptrain.train.optimizer import FlatOptimizer, muon_parameters
 from p2ptrain.train.schedule import learning_rate
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Decoder, TrainingSection
-    from p2ptrain.ports import HeldOut
 
 logger = logging.getLogger(__name__)
 
@@ -196,13 +196,19 @@ class LanguageModelTask:
                 self.loss_scale.skipped_in_a_row,
             )
 
-    def held_out(self, most_tokens: int, patience_s: float) -> HeldOut:
-        """Return the evaluation of the current weights in the type that training computes in."""
-        return HeldOutText(self.model.module, self._corpus, most_tokens, self._autocast, patience_s)
+    def tried_loss(self, most_tokens: int, patience_s: float) -> float:
+        """Read a short held-out loss of the current weights in the type that training computes in."""
+        return self.validation_loss(most_tokens, self._autocast, patience_s, lambda read, wanted: True).value
 
     def held_out_loss(self, most_tokens: int, patience_s: float, goes_on: GoesOn) -> HeldOutLoss:
-        """Read the held-out loss of the current weights in fp32; see ``validation_loss``."""
-        return validation_loss(self.model.module, self._corpus, most_tokens, None, patience_s, goes_on=goes_on)
+        """Read the held-out loss of the current weights in fp32."""
+        return self.validation_loss(most_tokens, None, patience_s, goes_on)
+
+    def validation_loss(
+        self, most_tokens: int, autocast: torch.dtype | None, patience_s: float, goes_on: GoesOn
+    ) -> HeldOutLoss:
+        """See ``evaluate.validation_loss``."""
+        return validation_loss(self.model.module, self._corpus, most_tokens, autocast, patience_s, goes_on=goes_on)
 
     def pass_shape(self, description: Decoder) -> PassShape:
         """Return what a compiled pass would compute. Raises CompiledPassError if there is none for this device."""

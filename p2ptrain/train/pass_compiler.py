@@ -24,8 +24,8 @@ import torch
 from p2ptrain.base.launcher import lower_priority
 from p2ptrain.base.text import one_line
 from p2ptrain.train import accelerator
-from p2ptrain.train.autofit import CARD_MEMORY_FRACTION
 from p2ptrain.train.compiled_pass import CompiledPass, CompiledPassError, PassShape, use
+from p2ptrain.train.memory import CARD_MEMORY_FRACTION
 from p2ptrain.train.model import FlatModel, flat_model, summed_loss
 
 TOLERANCES = {"fp32": 1e-4, "bfloat16": 0.05}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -20,30 +19,19 @@ class RankCorpus:
     """A ``TokenSource`` whose methods are collectives: of training batches of all ranks, of held-out ones of the ranks
     of the first replica, which alone read losses.
 
-    If rank 0 raises ShardAwayError, all do.
+    If rank 0 raises ShardAwayError, all do. The constructor is a collective of all ranks, too.
+
+    Args:
+        own: rank 0's text; None on the others.
     """
 
-    def __init__(
-        self, ranks: Ranks, own: TokenSource | None, sequence_length: int, sequences: int, held_out_tokens: int
-    ) -> None:
-        self.sequence_length = sequence_length
-        self.train_sequences = sequences
-        self.held_out_tokens = held_out_tokens
-        self.is_packed = False
-        self._ranks = ranks
-        self._own = own
-        """The text; None on all ranks but the first."""
-
-    @classmethod
-    def shared(cls, ranks: Ranks, own: TokenSource | None) -> Self:
-        """Return the text for this rank, a collective of all; ``own``: rank 0's."""
+    def __init__(self, ranks: Ranks, own: TokenSource | None) -> None:
         sizes = None
         if own is not None:
-            sizes = [own.sequence_length, own.train_sequences, own.held_out_tokens, own.is_packed]
-        length, sequences, held_out_tokens, is_packed = ranks.share(sizes)
-        found = cls(ranks, own, length, sequences, held_out_tokens)
-        found.is_packed = is_packed
-        return found
+            sizes = own.sequence_length, own.train_sequences, own.held_out_tokens, own.is_packed
+        self.sequence_length, self.train_sequences, self.held_out_tokens, self.is_packed = ranks.share(sizes)
+        self._ranks = ranks
+        self._own = own
 
     def step_batch(self, seed: int, peer: str, step: int, sequences: int) -> Tensor:
         """See ``TokenSource``."""

@@ -9,18 +9,14 @@ Dimension letters: B sequences of an inner step, b of a micro-batch, T tokens a 
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from p2ptrain.base.errors import DeviceError
-from p2ptrain.ports import Clock, GoesOn, HeldOutLoss
+from p2ptrain.ports import GoesOn, HeldOutLoss
 from p2ptrain.tokens.corpus import TokenSource
 from p2ptrain.train.autofit import Placement
 from p2ptrain.train.batches import CorpusReader
@@ -30,7 +26,7 @@ from p2ptrain.train.inner import CLIP_EPSILON, LanguageModelTask
 from p2ptrain.train.model import autocast_to
 from p2ptrain.train.ranks import Ranks
 from p2ptrain.train.sequence_parts import parts_of, predicted
-from p2ptrain.train.stages import StageModel, fitting_micro_batch
+from p2ptrain.train.stages import StageModel
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import TrainingSection
@@ -73,8 +69,7 @@ class StagedTask(LanguageModelTask):
         ranks: all ranks.
         corpus: rank 0's as for LanguageModelTask, and the others' read from it; see ``RankCorpus``.
         training, run_tokens, reader: as for LanguageModelTask, the same on all ranks.
-        placement: the same autocast type and micro-batch on all ranks. The micro-batch is lowered to one that divides
-            the step's sequences into at least as many as stages. Raises DeviceError if there are fewer sequences.
+        placement: the same autocast type and micro-batch on all ranks; ``fitting_micro_batch`` chooses it.
         counts: micro-batches of an inner step that each replica computes.
         moments: as for LanguageModelTask.
     """
@@ -91,18 +86,11 @@ class StagedTask(LanguageModelTask):
         counts: Sequence[int],
         moments: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        stage, sequences = model.stage, training.sequences_per_step
-        micro_batch = fitting_micro_batch(sequences, placement.micro_batch, stage.count)
-        if micro_batch is None:
-            raise DeviceError(
-                f"The run has {sequences} sequences per inner step, too few for a pipeline of {stage.count} devices.",
-                f"Use at most {sequences} devices.",
-            )
-        placement = replace(placement, micro_batch=micro_batch)
         super().__init__(model.flat, corpus, training, run_tokens, reader, placement, moments)
         self._batches.reads_ahead = all(ranks.gather(self._batches.copies))  # reading is a collective
         self.stage_model = model
         self.ranks = ranks
+        stage, micro_batch = model.stage, placement.micro_batch
         begin, count = sum(counts[: ranks.replica]), counts[ranks.replica]
         self._own = slice(begin * micro_batch, (begin + count) * micro_batch)
         """Sequences of an inner step that this replica computes."""
@@ -197,36 +185,25 @@ class StagedTask(LanguageModelTask):
 
     # --- evaluation ---------------------------------------------------------------------------------------------------
 
-    def held_out(self, most_tokens: int, patience_s: float) -> StagedHeldOut:
-        """Return the evaluation of the whole model's current weights, a collective."""
-        return StagedHeldOut(self, self._corpus, most_tokens, patience_s)
-
-    def held_out_loss(self, most_tokens: int, patience_s: float, goes_on: GoesOn) -> HeldOutLoss:
-        """Read the held-out loss of the whole model's current weights in fp32.
-
-        Rank 0's time limit and ``goes_on`` decide.
-        """
-        return self.validation_loss(self._corpus, most_tokens, None, patience_s, goes_on=goes_on)
-
     def validation_loss(
         self,
-        corpus: TokenSource,
-        most_tokens: int,  # maximum of held-out tokens to read, evenly spaced
+        most_tokens: int,
         autocast: torch.dtype | None,
-        patience_s: float = math.inf,  # approximate time limit of the first stage; at least one batch is read
-        clock: Clock = time.monotonic,
-        goes_on: GoesOn = lambda read, wanted: True,  # the first stage's decides, after each batch
+        patience_s: float,
+        goes_on: GoesOn,
     ) -> HeldOutLoss:
-        """Return what ``evaluate.validation_loss`` returns for the whole model in one process."""
+        """Return what ``evaluate.validation_loss`` returns for the whole model in one process, a collective.
+
+        The first stage's time limit and ``goes_on`` decide.
+        """
         self._refresh_guest()
         return validation_loss(
             self.model.module,
-            corpus,
+            self._corpus,
             most_tokens,
             autocast,
             patience_s,
-            clock,
-            goes_on if self.stage_model.stage.is_first else lambda read, wanted: True,
+            goes_on=goes_on if self.stage_model.stage.is_first else lambda read, wanted: True,
             loss_of=lambda batch: self._summed_loss(batch, autocast),
             agreed=self._agreed,
         )
@@ -259,21 +236,3 @@ class StagedTask(LanguageModelTask):
         stage = self.stage_model.stage
         mine = [total if stage.is_last else 0.0, *(number if stage.is_first else 0.0 for number in first)]
         return self.ranks.sum(torch.tensor(mine, dtype=torch.float64)).tolist()
-
-
-@dataclass(frozen=True, slots=True)
-class StagedHeldOut:
-    """``ports.HeldOut`` of one rank."""
-
-    task: StagedTask
-    corpus: TokenSource
-    most_tokens: int
-    patience_s: float = math.inf
-
-    @property
-    def guessing(self) -> float:
-        return math.log(self.task.model.module.config.vocab_size)
-
-    def loss(self) -> float:
-        autocast = self.task._autocast
-        return self.task.validation_loss(self.corpus, self.most_tokens, autocast, self.patience_s).value

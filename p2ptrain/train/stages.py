@@ -24,12 +24,17 @@ from torch import Tensor, nn
 from torch.nn import Module
 
 from p2ptrain.outer.flat import FlatLayout, flatten_module
+from p2ptrain.train.memory import STATE_BYTES, layer_values, loss_bytes
 from p2ptrain.train.model import FlatModel, build_module
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from p2ptrain.manifest import Decoder
+    from p2ptrain.train.autofit import Placement
+
+GUEST_BYTES = 8
+"""Bytes of a parameter of a tied embedding's copy on its device: weight and gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +182,34 @@ class UnitCosts:
     """Bytes of weights, gradient and moments of each unit."""
     activation_bytes: Sequence[int]
     """Bytes that each unit keeps of one micro-batch for the backward pass."""
+
+
+def unit_costs(
+    description: Decoder,
+    sequence_length: int,
+    placement: Placement,
+    seconds: Sequence[float],  # ``autofit.block_s`` of each device
+) -> UnitCosts:
+    """Return the costs of the embeddings, each block, and the final norm with the output layer.
+
+    Blocks take time as the numbers of weights that a token is multiplied by. The estimate of bytes is for several
+    stages, and for activations in fp32.
+    """
+    config = description.config
+    table = config.vocab_size * config.hidden_size
+    output = STATE_BYTES * description.norm_parameters()
+    output += (GUEST_BYTES if config.tie_word_embeddings else STATE_BYTES) * table
+    blocks = config.num_hidden_layers
+    state = [
+        STATE_BYTES * (table + description.position_parameters()),
+        *[STATE_BYTES * description.block_parameters()] * blocks,
+        output,
+    ]
+    tokens = placement.micro_batch * sequence_length
+    kept = 4 * tokens * (config.hidden_size if placement.recomputes else layer_values(description, sequence_length))
+    work = [0, *[description.block_parameters()] * blocks, table]
+    times = [[each * own / (work[1] + table) for own in work] for each in seconds]
+    return UnitCosts(times, state, [0, *[kept] * blocks, loss_bytes(description, tokens)])
 
 
 def slowest_stage_s(costs: UnitCosts, stages: Sequence[StageRange]) -> float:

@@ -56,7 +56,7 @@ def memory(manifest: Manifest | None, name: str, allowed_bytes: float, stages: i
 
     Raises DeviceError if it does not fit.
     """
-    from peer.capacity import activation_bytes, check_memory, installed_memory
+    from p2ptrain.train.memory import activation_bytes, installed_memory
     from peer.training.devices import choose_devices, mesh_of
 
     there = f"{installed_memory() / 1e9:.1f} GB"
@@ -68,7 +68,6 @@ def memory(manifest: Manifest | None, name: str, allowed_bytes: float, stages: i
         mesh = mesh_of(manifest, devices, stages, min(allowed_bytes, installed_memory()))
         arranged = f", in {mesh}"
     else:
-        check_memory(manifest, devices[0])
         activation_bytes(manifest, devices[0], allowed_bytes)
     return ok("memory", f"{there}, enough for the run's {parameter_count(manifest.model):,} parameters{arranged}")
 

@@ -6,10 +6,10 @@ import torch
 
 from p2ptrain.base import cgroups
 from p2ptrain.manifest import Manifest
-from p2ptrain.train.accelerator import choose_device
-from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES, Placement, place, trial_s
+from p2ptrain.train.accelerator import choose_device, explained
+from p2ptrain.train.autofit import Placement, place, trial_s
+from p2ptrain.train.memory import CPU_ACTIVATION_BYTES, activation_bytes
 from p2ptrain.train.model import flat_model
-from peer.capacity import activation_bytes, check_memory, explained
 from peer.doctor.findings import Finding, note, ok
 
 
@@ -24,7 +24,6 @@ def check_speed(manifest: Manifest, name: str, allowed_bytes: float, threads: in
     Raises DeviceError if the model does not fit.
     """
     device, training = choose_device(name), manifest.training
-    check_memory(manifest, device)
     cpu_bytes = activation_bytes(manifest, device, allowed_bytes)
     before = torch.get_num_threads()
     if threads:

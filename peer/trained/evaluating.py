@@ -34,10 +34,10 @@ from p2ptrain.data.stream import Cut, encode_documents
 from p2ptrain.data.tokenizer import Tokenizer
 from p2ptrain.tokens.corpus import HELD_OUT_TOKENS, tokens_to_read
 from p2ptrain.tokens.packing import IGNORED, decoded_rows
+from p2ptrain.train.accelerator import explained
 from p2ptrain.train.evaluate import BATCH_LOGITS
 from p2ptrain.train.model import summed_loss
 from p2ptrain.train.sequence_parts import parts_of
-from peer.capacity import explained
 from peer.model import run_text
 from peer.trained.language_model import LanguageModel
 

@@ -12,8 +12,7 @@ from torch.nn import Module
 from p2ptrain.data.chat_template import ChatTemplate
 from p2ptrain.data.tokenizer import JsonTokenizer, Tokenizer
 from p2ptrain.manifest import SignedManifest
-from p2ptrain.train.accelerator import choose_device
-from peer.capacity import explained
+from p2ptrain.train.accelerator import choose_device, explained
 from peer.home import Home
 from peer.model import newest, run_settings, run_template, run_tokenizer, stored_model
 

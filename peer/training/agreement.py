@@ -14,10 +14,17 @@ import torch
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.manifest import Manifest, parameter_count
 from p2ptrain.train import accelerator
-from p2ptrain.train.autofit import BF16_PARAMETERS, CARD_MEMORY_FRACTION, Placement, cpu_placement
+from p2ptrain.train.autofit import BF16_PARAMETERS, Placement, block_s, placement_within
+from p2ptrain.train.memory import CARD_MEMORY_FRACTION
 from p2ptrain.train.ranks import Mesh, Ranks, shares
-from p2ptrain.train.stage_costs import trial_seconds, unit_costs
-from p2ptrain.train.stages import StageRange, balanced_cut, fitting_micro_batch, least_limit, slowest_stage_s
+from p2ptrain.train.stages import (
+    StageRange,
+    balanced_cut,
+    fitting_micro_batch,
+    least_limit,
+    slowest_stage_s,
+    unit_costs,
+)
 
 FULL = 2
 """Micro-batches of an inner step for each rank, if there are as many sequences: a pipeline then waits for at most a
@@ -32,8 +39,6 @@ class Agreement:
     placement: Placement
     counts: tuple[int, ...]
     """Micro-batches of an inner step that each replica computes."""
-    slowest_s: float = 0.0
-    """Seconds of the slowest stage for a micro-batch, forward and backward."""
 
 
 def agree(
@@ -56,7 +61,7 @@ def agree(
     autocast = TYPES[types.pop()] if len(types) == 1 else None
     way = Placement(autocast, micro_batch_of(manifest, ranks.size, min(each["most"] for each in found)))
     length = manifest.training.sequence_length
-    seconds = ranks.in_turn(lambda: trial_seconds(manifest.model, length, way, device))
+    seconds = ranks.in_turn(lambda: block_s(manifest.model, length, way, device))
     agreed = balanced(manifest, way, seconds, [each["limit"] for each in found], ranks.mesh.stages)
     if any(each["limit"] is None for each in found):  # replicas of a stage take the same step, whatever computes it
         agreed = replace(agreed, placement=replace(agreed.placement, muon=torch.float32))
@@ -76,28 +81,22 @@ def _most_at_once(manifest: Manifest, device: torch.device, activation_bytes: in
     if device.type != "cpu":
         return manifest.training.sequences_per_step
     kept = 2  # of S stages with a share of 1 / S each, the first keeps 2 S - 1 micro-batches
-    return cpu_placement(manifest.model, manifest.training, activation_bytes // kept).micro_batch
+    return placement_within(manifest.model, manifest.training, activation_bytes // kept).micro_batch
 
 
 def micro_batch_of(manifest: Manifest, ranks: int, most: int) -> int:
-    """Return the largest micro-batch up to ``most`` of which an inner step has ``FULL`` for each rank, or else one.
-
-    Raises DeviceError if there are fewer sequences than ranks.
-    """
+    """Return the largest micro-batch up to ``most`` of which an inner step has ``FULL`` for each rank, or else one."""
     sequences = manifest.training.sequences_per_step
     for least in (FULL * ranks, ranks):
         if (size := fitting_micro_batch(sequences, most, least)) is not None:
             return size
-    raise DeviceError(
-        f"The run has {sequences} sequences per inner step, too few for {ranks} devices.",
-        f"Use at most {sequences} devices.",
-    )
+    raise AssertionError(f"{ranks} ranks of {sequences} sequences, which devices.mesh_of refuses")
 
 
 def balanced(
     manifest: Manifest,
     way: Placement,
-    seconds: Sequence[float],  # ``trial_seconds`` of each rank
+    seconds: Sequence[float],  # ``autofit.block_s`` of each rank
     limits: Sequence[int | None],  # bytes of each rank's device
     stages: int,
 ) -> Agreement:
@@ -119,7 +118,7 @@ def balanced(
                 slowest_stage_s(unit_costs(model, length, tried, seconds[first : first + mesh.stages]), cut)
                 for first in range(0, mesh.ranks, mesh.stages)
             ]
-            return Agreement(cut, tried, shares(micro_batches, mesh.stages, slowest), max(slowest))
+            return Agreement(cut, tried, shares(micro_batches, mesh.stages, slowest))
     raise DeviceError(
         f"No cut of the run's model into {Mesh(mesh.stages)} fits the free memory of the devices.",
         "Close other programs that use them, or name more devices.",

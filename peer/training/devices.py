@@ -10,9 +10,9 @@ from p2ptrain.base.device_names import DEVICES_NAME, DEVICES_WORDS
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.manifest import Manifest
 from p2ptrain.train import accelerator
+from p2ptrain.train.memory import check_ranks
 from p2ptrain.train.ranks import Mesh
 from p2ptrain.train.stages import divisors_down
-from peer.capacity import check_ranks
 
 
 def choose_devices(names: str, tries: bool = False) -> list[torch.device]:

@@ -46,16 +46,6 @@ class LanAddress:
             )
         return LanAddress(str(host), port)
 
-    def fault_to_listen(self) -> OSError | None:
-        """Return why no program can listen there now."""
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((self.host, self.port))
-            except OSError as error:
-                return error
-        return None
-
 
 def is_private(host: ipaddress.IPv4Address) -> bool:
     """Return whether an address is one of a private network, of a carrier's or a tunnel's, or loopback."""
@@ -66,11 +56,15 @@ def check_to_lead(at: str) -> None:
     """Raise DeviceError if this computer cannot wait for others there."""
     address = LanAddress.parse(at)
     interface_of(address.host)
-    if (fault := address.fault_to_listen()) is not None:
-        raise DeviceError(
-            f"This peer cannot listen on {address}: {fault.strerror}.",
-            f"Another peer may use it; choose another port, as --at {address.host}:{min(address.port + 1, 65_535)}.",
-        )
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address.host, address.port))
+        except OSError as error:
+            raise DeviceError(
+                f"This peer cannot listen on {address}: {error.strerror}.",
+                f"Another peer may use it. Choose another port: --at {address.host}:{min(address.port + 1, 65_535)}.",
+            ) from error
 
 
 def interface_of(host: str) -> str:

@@ -34,8 +34,9 @@ with large_imports():
     from p2ptrain.train.autofit import place
     from p2ptrain.train.batches import CorpusReader
     from p2ptrain.train.compiling import FOLDER, BackgroundCompiler
-    from p2ptrain.train.initial_weights import stage_targets, targets
+    from p2ptrain.train.initial_weights import load_initial, stage_targets, targets
     from p2ptrain.train.inner import LanguageModelTask
+    from p2ptrain.train.memory import activation_bytes, compiler_fault
     from p2ptrain.train.model import flat_model, in_memory
     from p2ptrain.train.rank_corpus import RankCorpus
     from p2ptrain.train.ranks import Mesh, Ranks, is_lost, launched_ranks
@@ -43,9 +44,7 @@ with large_imports():
     from p2ptrain.trainer.attached import LOST, Attachment, LogLines
     from p2ptrain.trainer.host_vector import HostVector
     from p2ptrain.trainer.line import LineClosedError
-    from peer.capacity import activation_bytes, check_memory, compiler_fault, explained
     from peer.home import Home
-    from peer.initial_weights import load_initial
     from peer.training.agreement import agree
     from peer.training.plan import LAUNCHER, OWNERS_FAULT, REMOTE, VECTORS, TrainerPlan, with_own
     from peer.training.remote_pieces import RemotePieces
@@ -92,14 +91,13 @@ class LanguageTrainer:
         self._sampler = None if text is None else TextSampler(home, manifest, text)
         cpu_bytes, allowed_bytes = plan.activation_bytes, math.inf if plan.memory_bytes is None else plan.memory_bytes
         if ranks is None and plan.devices != ("cpu",):  # of a card, the node knows little
-            check_memory(manifest, device)
             cpu_bytes = activation_bytes(manifest, device, allowed_bytes)
         if ranks is not None:
             ranks.arrange(Mesh.of(len(plan.devices), plan.stages), device)
-        corpus: TokenSource = text if ranks is None else RankCorpus.shared(ranks, text)
+        corpus: TokenSource = text if ranks is None else RankCorpus(ranks, text)
         self._corpus = corpus
         rest = corpus, training, manifest.run.tokens, CorpusReader(manifest.run.seed, plan.peer)
-        with explained(device):
+        with accelerator.explained(device):
             stage: StageModel | None = None
             if ranks is None:
                 model = flat_model(manifest.model, manifest.run.seed, device)
@@ -111,7 +109,7 @@ class LanguageTrainer:
             self._total = whole.total
             if plan.begins:
                 wanted = targets(model) if stage is None else stage_targets(stage)
-                together(lambda: load_initial(manifest, home, plan.path("weights"), wanted))
+                together(lambda: load_initial(manifest, home.files, plan.path("weights"), wanted))
             if stage is None:
                 placement = place(model, manifest.model, training, cpu_bytes, corpus.is_packed)
                 placement = replace(placement, micro_batch=min(placement.micro_batch, plan.most_sequences))
@@ -163,7 +161,8 @@ class LanguageTrainer:
         if is_new:
             self._elsewhere.bring(range(1))
         self._attachment = attachment
-        self._tried = self._task.held_out(plan.tried_tokens, plan.tried_s)
+        self._tried_tokens, self._tried_s = plan.tried_tokens, plan.tried_s
+        self._guessing = math.log(manifest.model.config.vocab_size)
         self._is_stepping, self._stepped_at = False, -math.inf
         self._remaining_s: float | None = None
 
@@ -183,7 +182,7 @@ class LanguageTrainer:
 
     def begin(self) -> dict[str, Any]:
         """Return the first answer."""
-        return {"guessing": self._tried.guessing, "shares": self._shares} | self._state()
+        return {"guessing": self._guessing, "shares": self._shares} | self._state()
 
     def step(self, progress: float, remaining_s: float | None) -> dict[str, Any]:
         """Make one inner step.
@@ -236,7 +235,7 @@ class LanguageTrainer:
         """Read a short held-out loss, as for a donor's weights; None while its text is not on this machine."""
         with contextlib.suppress(ShardAwayError):
             if self._stores:  # one replica reads
-                return {"loss": self._tried.loss()}
+                return {"loss": self._task.tried_loss(self._tried_tokens, self._tried_s)}
         return {"loss": None}
 
     def held_out(self, most_tokens: int, patience_s: float | None) -> dict[str, Any]:

@@ -17,7 +17,6 @@ import time
 from datetime import timedelta
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch.distributed import DistError, PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
@@ -29,12 +28,11 @@ from torch.distributed.elastic.rendezvous import (
 
 import p2ptrain
 from p2ptrain.base.errors import DeviceError
+from p2ptrain.base.text import one_line
 from peer.training.lan_address import LanAddress, interface_of
 
 BACKEND = "p2ptrain"
 MOST_NODES = 256
-MOST_BYTES = 1 << 12
-"""Longest value that this module reads from the store."""
 POLL_S = 0.2
 DIAL_S = 5.0
 BEAT_S, SILENT = 2.0, 15
@@ -44,18 +42,8 @@ STORE = timedelta(seconds=60)
 """Longest wait for an answer of the store: of a computer that swaps."""
 
 
-class TeamWords(BaseModel):
-    """What the leader says first."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
-
-    p2ptrain: str = Field(max_length=64)
-    torch: str = Field(max_length=64)
-    nodes: int = Field(ge=1, le=MOST_NODES)
-
-
-def _torch_release() -> str:
-    return ".".join(torch.__version__.split(".")[:2])
+RELEASE = f"p2ptrain {p2ptrain.__version__} with torch {'.'.join(torch.__version__.split('.')[:2])}"
+"""What all computers of a team have installed."""
 
 
 class Rendezvous(RendezvousHandler):
@@ -101,8 +89,7 @@ class Rendezvous(RendezvousHandler):
             wait_for_workers=False,
             master_listen_fd=listener.detach(),
         )
-        words = TeamWords(p2ptrain=p2ptrain.__version__, torch=_torch_release(), nodes=self._nodes)
-        store.set("team", words.model_dump_json())
+        store.set("team", f"{self._nodes} {RELEASE}")
         others = [_key(node) for node in range(1, self._nodes)]
         while others and not store.check(others):
             time.sleep(POLL_S)
@@ -113,12 +100,11 @@ class Rendezvous(RendezvousHandler):
         while not self._answers():
             time.sleep(POLL_S)
         store = TCPStore(self._host, self._port, is_master=False, timeout=STORE, wait_for_workers=False)
-        words = _team_of(store)
-        self._nodes = words.nodes
-        if self._node >= words.nodes:
+        self._nodes = _nodes_of(store)
+        if self._node >= self._nodes:
             raise DeviceError(
-                f"The team has {words.nodes} computers, so that none has the number {self._node}.",
-                f"Give --number from 1 to {words.nodes - 1}, each to one computer.",
+                f"The team has {self._nodes} computers, so that none has the number {self._node}.",
+                f"Give --number from 1 to {self._nodes - 1}, each to one computer.",
             )
         if store.check(["begun"]):
             raise RendezvousConnectionError("the team trains already")
@@ -209,20 +195,12 @@ def _key(node: int) -> str:
     return f"node {node}"
 
 
-def _team_of(store: TCPStore) -> TeamWords:
-    """Return what the leader says. Raises DeviceError if it is no leader or another release."""
-    try:
-        data = store.get("team")
-        if len(data) > MOST_BYTES:
-            raise ValueError(f"{len(data)} bytes")
-        words = TeamWords.model_validate_json(data)
-    except (ValidationError, ValueError):
-        raise DeviceError("The leader's first words make no sense.", "Install the same p2ptrain on both.") from None
-    own = p2ptrain.__version__, _torch_release()
-    if (words.p2ptrain, words.torch) != own:
+def _nodes_of(store: TCPStore) -> int:
+    """Return how many computers the leader waits for. Raises DeviceError if it is no leader or another release."""
+    nodes, _, release = store.get("team").decode(errors="replace").partition(" ")
+    if release != RELEASE or not nodes.isascii() or not nodes.isdigit() or not 0 < int(nodes) <= MOST_NODES:
         raise DeviceError(
-            f"The leader has p2ptrain {words.p2ptrain} with torch {words.torch}, "
-            f"and this computer p2ptrain {own[0]} with torch {own[1]}.",
+            f"The leader has {one_line(release, 80)}, and this computer {RELEASE}.",
             "Install the same on all computers.",
         )
-    return words
+    return int(nodes)

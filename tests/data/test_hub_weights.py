@@ -67,23 +67,14 @@ def test_the_clients_own_cache_is_used(hub: FakeHub, model: Decoder, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("status", "said", "remedy", "passes"),
-    [
-        (401, "does not give someone/model at revision a{40} to you \\(status 401\\)", "hf auth login", False),
-        (403, "does not give someone/model at revision a{40} to you \\(status 403\\)", "huggingface.co/someone", False),
-        (404, "has no someone/model at revision a{40} \\(status 404\\)", "Check name and revision", False),
-        (429, "asks to wait \\(status 429\\)", "files that are complete are kept", True),
-        (500, "fails \\(status 500\\)", "files that are complete are kept", True),
-        (503, "fails \\(status 503\\)", "files that are complete are kept", True),
-    ],
+    ("status", "passes"), [(401, False), (403, False), (404, False), (429, True), (500, True), (503, True)]
 )
-def test_each_refusal_is_one_sentence(
-    hub: FakeHub, model: Decoder, status: int, said: str, remedy: str, passes: bool
-) -> None:
+def test_each_refusal_names_its_status(hub: FakeHub, model: Decoder, status: int, passes: bool) -> None:
     hub.refusal = status
-    with pytest.raises(WeightsError, match=said) as caught:
+    with pytest.raises(WeightsError, match=str(status)) as caught:
         download(model)
-    assert remedy in caught.value.remedy
+    assert "someone/model at revision " in caught.value.problem
+    assert "start again" in caught.value.remedy
     assert isinstance(caught.value, HubUnavailableError) == passes
     assert "\n" not in caught.value.problem
     hub.refusal = 0
@@ -179,7 +170,7 @@ def test_a_branch_becomes_its_commit(hub: FakeHub) -> None:
     with pytest.raises(WeightsError, match="is not a model of the Hugging Face hub"):
         commit_of("../model", "")
     hub.refusal = 404
-    with pytest.raises(WeightsError, match="has no someone/model at revision main"):
+    with pytest.raises(WeightsError, match="does not give someone/model at revision main"):
         commit_of(NAME, "")
 
 

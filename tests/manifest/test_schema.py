@@ -224,7 +224,7 @@ def test_recipe_local_without_exchanges_is_fine(manifest: Manifest) -> None:
 
 
 def test_the_author_chooses_the_size(manifest: Manifest) -> None:
-    """Check that nothing is built: a peer judges by its memory whether it takes part (``peer.capacity``)."""
+    """Check that nothing is built: a peer judges by its memory whether it takes part (``train.memory``)."""
     huge = {"hidden_size": 16_384, "num_hidden_layers": 64, "num_attention_heads": 128, "intermediate_size": 65_536}
     changed = with_changes(manifest, {f"model.config.{name}": value for name, value in huge.items()})
     assert parameter_count(changed.model) > 200e9

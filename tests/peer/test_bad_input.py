@@ -27,7 +27,8 @@ from p2ptrain.checkpoint import store
 from p2ptrain.cli import run_command
 from p2ptrain.manifest import JoinLink, SignedManifest, create_run, load_run, preset, sign_run
 from p2ptrain.recipes import RECIPES
-from peer.capacity import check_memory, explained, host_bytes
+from p2ptrain.train.accelerator import explained
+from p2ptrain.train.memory import activation_bytes, host_bytes
 from peer.cli import admit, contributions, export, generate, invite, peer, revoke
 from peer.doctor import doctor
 from peer.home import Home, check_no_other
@@ -207,7 +208,7 @@ def test_a_device_that_is_not_there(
 def test_a_model_that_does_not_fit(
     home: Home, signed_run: SignedRun, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("peer.capacity.installed_memory", lambda: 100_000)
+    monkeypatch.setattr("p2ptrain.train.memory.installed_memory", lambda: 100_000)
     home.save_manifest(signed_run())
     said = refused("--home", home.path)
     assert "18,528 parameters and needs at least" in said
@@ -229,12 +230,12 @@ def test_memory_that_is_installed_but_not_free(
 def test_the_accelerator_spares_the_host(signed_run: SignedRun) -> None:
     manifest = signed_run().manifest
     outer_state = math.ceil(host_bytes(RECIPES[manifest.outer.recipe], manifest.outer.fragments) * 18_528)
-    check_memory(manifest, torch.device("cuda", 0), installed_bytes=outer_state)
+    activation_bytes(manifest, torch.device("cuda", 0), installed_bytes=outer_state)
     with pytest.raises(DeviceError, match="smaller model"):
-        check_memory(manifest, torch.device("cpu"), installed_bytes=outer_state)
+        activation_bytes(manifest, torch.device("cpu"), installed_bytes=outer_state)
     in_a_swarm = signed_run(outer__recipe="swarm", outer__exchanges_per_step=1).manifest
     with pytest.raises(DeviceError, match="smaller model"):  # the copies of the fast weights for partners
-        check_memory(in_a_swarm, torch.device("cuda", 0), installed_bytes=outer_state)
+        activation_bytes(in_a_swarm, torch.device("cuda", 0), installed_bytes=outer_state)
     with pytest.raises(ZeroDivisionError), explained(torch.device("cpu")):
         raise ZeroDivisionError  # errors of the program keep their tracebacks
 

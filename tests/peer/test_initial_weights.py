@@ -10,15 +10,16 @@ import pytest
 import torch
 
 from p2ptrain import checkpoint
-from p2ptrain.base.errors import CorpusError, WeightsError
+from p2ptrain.base.errors import WeightsError
 from p2ptrain.base.telemetry import MemoryLog
+from p2ptrain.data import weight_files
 from p2ptrain.data.hub_weights import HubUnavailableError
 from p2ptrain.manifest import Manifest, preset, with_changes
-from p2ptrain.train.initial_weights import targets
+from p2ptrain.train.initial_weights import load_initial, targets
 from p2ptrain.train.model import build_module, flat_model
-from peer import initial_weights
+from peer import run_files
 from peer.home import Home
-from peer.initial_weights import await_hub, load_initial, needs_weights, provide_weights
+from peer.run_files import have_weights
 
 CPU = torch.device("cpu")
 HUB = {"kind": "hub", "name": "someone/model", "revision": "a" * 40}
@@ -46,59 +47,40 @@ def save_checkpoint(home: Home) -> None:
     checkpoint.save(home.checkpoints, {"slow": torch.zeros(3)}, {"step": 1})
 
 
-def no_peer(file: Any) -> None:
-    """Answer as if no peer had the file."""
+def given(data: bytes | None = None) -> Any:
+    """Return a download that yields what a peer sends, or None if no peer has the file."""
+    return lambda file: data
 
 
 def test_a_checkpoint_replaces_the_initial_weights(manifest: Manifest, home: Home) -> None:
-    assert needs_weights(manifest, home)
-    assert not needs_weights(with_changes(manifest, {"model.init": None}), home)
+    log = MemoryLog()
+    with pytest.raises(WeightsError, match="this machine lacks weights") as caught:
+        have_weights(manifest, home, None, given(), log)
+    assert "--weights PATH" in caught.value.remedy
+    have_weights(with_changes(manifest, {"model.init": None}), home, None, pytest.fail, log)
     save_checkpoint(home)
-    assert not needs_weights(manifest, home)
+    have_weights(manifest, home, None, pytest.fail, log)
 
 
 def test_weights_of_another_peer_are_kept_for_the_next_start(manifest: Manifest, home: Home, weights: Path) -> None:
-    asked = []
-
-    def download(file: Any) -> bytes:
-        asked.append(file.what)
-        return (weights / "model.safetensors").read_bytes()
-
-    for _ in range(2):
-        provide_weights(manifest, home, None, False, download)
-    assert asked == ["weights"]
+    have_weights(manifest, home, None, given((weights / "model.safetensors").read_bytes()), MemoryLog())
+    have_weights(manifest, home, None, pytest.fail, MemoryLog())
     model = flat_model(manifest.model, 1, CPU)
-    load_initial(manifest, home, None, targets(model))
+    load_initial(manifest, home.files, None, targets(model))
     assert torch.equal(model.theta, flat_model(manifest.model, 7, CPU).theta)
 
 
 def test_weights_of_the_owner_are_kept_too(manifest: Manifest, home: Home, weights: Path) -> None:
-    provide_weights(manifest, home, weights, True, no_peer)
+    have_weights(manifest, home, weights, given(), MemoryLog())
     (weights / "model.safetensors").unlink()
-    provide_weights(manifest, home, weights, False, no_peer)
-
-
-def test_a_place_that_vanished_is_an_error_only_if_it_is_named_now(manifest: Manifest, home: Home) -> None:
-    gone = home.path / "gone.safetensors"
-    with pytest.raises(CorpusError, match=r"gone\.safetensors cannot be read"):
-        provide_weights(manifest, home, gone, True, no_peer)
-    with pytest.raises(WeightsError, match="this machine lacks weights") as caught:
-        provide_weights(manifest, home, gone, False, no_peer)
-    assert "--weights PATH" in caught.value.remedy
+    have_weights(manifest, home, weights, given(), MemoryLog())
 
 
 def test_random_weights_stay_random(manifest: Manifest, home: Home) -> None:
     plain = with_changes(manifest, {"model.init": None})
     model = flat_model(plain.model, 1, CPU)
-    load_initial(plain, home, None, targets(model))
+    load_initial(plain, home.files, None, targets(model))
     assert torch.equal(model.theta, flat_model(plain.model, 1, CPU).theta)
-
-
-def test_damaged_checkpoints_explain_why_weights_are_needed(manifest: Manifest, home: Home) -> None:
-    save_checkpoint(home)
-    model = flat_model(manifest.model, 1, CPU)
-    with pytest.raises(WeightsError, match=r"Every checkpoint in .* is damaged, and a new beginning fails: This run"):
-        load_initial(manifest, home, None, targets(model))
 
 
 def test_a_peer_waits_for_a_hub_that_may_come_back(
@@ -111,17 +93,16 @@ def test_a_peer_waits_for_a_hub_that_may_come_back(
         if (answer := answers.pop(0)) is not None:
             raise answer
 
-    monkeypatch.setattr(initial_weights, "download_weights", download)
-    monkeypatch.setattr(initial_weights, "nap", slept.append)
-    log = MemoryLog(10)
-    await_hub(with_changes(manifest, {"model.init": HUB}), home, log)
+    monkeypatch.setattr(weight_files, "download_weights", download)
+    monkeypatch.setattr(run_files, "nap", slept.append)
+    log, of_hub = MemoryLog(10), with_changes(manifest, {"model.init": HUB})
+    have_weights(of_hub, home, None, given(), log)
     assert slept == [2.0, 4.0]
     assert [(kind, note["why"], note["remedy"]) for kind, note in log.notes] == [
         ("waiting", "The hub fails", "Wait.")
     ] * 2
     answers.append(WeightsError("The hub refuses.", "Log in."))
     with pytest.raises(WeightsError, match="refuses"):
-        await_hub(with_changes(manifest, {"model.init": HUB}), home, log)
+        have_weights(of_hub, home, None, given(), log)
     save_checkpoint(home)
-    await_hub(with_changes(manifest, {"model.init": HUB}), home, log)  # asks nobody
-    await_hub(manifest, home, log)
+    have_weights(of_hub, home, None, given(), log)  # asks nobody

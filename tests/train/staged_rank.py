@@ -148,11 +148,11 @@ def run(number: int, case: Case, folder: Path) -> None:
     ranks.arrange(mesh)
     stage = equal_cut(BLOCKS, mesh.stages)[ranks.stage]
     counts = shares(SEQUENCES // MICRO_BATCH, mesh.stages, [1.0] * mesh.replicas)
-    text = RankCorpus.shared(ranks, corpus(manifest, case.packed) if ranks.rank == 0 else None)
+    text = RankCorpus(ranks, corpus(manifest, case.packed) if ranks.rank == 0 else None)
     task = StagedTask(stage_model(manifest.model, manifest.run.seed, CPU, stage), ranks, *rest(case, text), counts)
     losses = train(task)
     save_file(results(task), folder / f"{number}-{ranks.rank}.safetensors")
-    held_out = task.held_out(HELD_OUT, math.inf).loss() if ranks.replica == 0 else None  # others read none
+    held_out = task.tried_loss(HELD_OUT, math.inf) if ranks.replica == 0 else None  # others read none
     heard = ranks.gather({"rank": ranks.rank, "losses": losses, "held_out": held_out})
     if ranks.rank == 0:
         (folder / f"{number}.json").write_text(json.dumps(heard))

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from p2ptrain.manifest import parameter_count, preset, with_changes
-from p2ptrain.train.activations import pass_bytes
-from p2ptrain.train.autofit import CARD_MEMORY_FRACTION
+from p2ptrain.train.memory import CARD_MEMORY_FRACTION, pass_bytes
 from tests.train.live_memory import counted_bytes
 from tests.train.test_model import DESCRIPTIONS
 

@@ -8,103 +8,35 @@ import torch
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.manifest import preset
 from p2ptrain.train import accelerator, autofit
-from p2ptrain.train.activations import pass_bytes
 from p2ptrain.train.autofit import (
     Placement,
-    cpu_placement,
     fastest,
-    fitting,
     place,
-    search_micro_batch,
+    placement_within,
 )
+from p2ptrain.train.memory import pass_bytes
 from tests.train.devices import GB, machine_with, with_memory
 
 
-@pytest.mark.parametrize(
-    ("most", "budget", "tried", "found"),
-    [
-        (16, 1000, [1, 2, 4, 8], 8),  # 16 would take 1600
-        (16, 10_000, [1, 2, 4, 8, 16], 16),
-        (6, 10_000, [1, 2, 4, 6], 6),
-        (1, 10_000, [1], 1),
-        (16, 100, [1], 1),
-    ],
-)
-def test_the_search_doubles_and_stops_short_of_the_budget(most, budget, tried, found):
-    trials = []
-
-    def cost(sequences):
-        trials.append(sequences)
-        return 100 * sequences
-
-    assert search_micro_batch(most, budget, cost) == found
-    assert trials == tried
-
-
-def test_what_a_pass_takes_anyway_is_not_multiplied():
-    """Check 500 bytes beside 100 a sequence: 16 take 2,100, though twice what 8 took would be 2,600."""
-    assert search_micro_batch(64, 2200, lambda sequences: 500 + 100 * sequences) == 16
-
-
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("simulated"), RuntimeError("MPS backend out of memory")])
-def test_the_search_survives_running_out_of_memory(error):
-    def cost(sequences):
-        if sequences > 4:
-            raise error
-        return sequences
-
-    assert search_micro_batch(64, 10**9, cost) == 4
-
-
 def test_errors_of_the_program_are_no_lack_of_memory():
-    def broken(*given):
+    def broken(how):
         raise RuntimeError("shapes differ")
 
-    with pytest.raises(RuntimeError, match="shapes differ"):
-        search_micro_batch(4, 10**9, broken)
     with pytest.raises(RuntimeError, match="shapes differ"):
         fastest([BF16, FP32], broken)
 
 
-@pytest.mark.parametrize("budget", [50, -1])
-def test_nothing_fits(budget):
-    with pytest.raises(DeviceError, match="does not fit"):
-        search_micro_batch(4, budget, lambda sequences: 100 * sequences)
-
-
 def test_on_the_cpu_the_demo_is_computed_at_once_and_a_large_model_by_the_sequence(tiny_run):
     demo, middle, large = (preset(name, "ab" * 32) for name in ("demo", "llama-15m", "llama-135m"))
-    assert cpu_placement(demo.model, demo.training) == Placement(None, demo.training.sequences_per_step)
-    assert cpu_placement(middle.model, middle.training) == Placement(None, 8)  # 14 of 16 fit: two equal parts
+    assert placement_within(demo.model, demo.training) == Placement(None, demo.training.sequences_per_step)
+    assert placement_within(middle.model, middle.training) == Placement(None, 8)  # 14 of 16 fit: two equal parts
     one = pass_bytes(large.model, large.training.sequence_length)
-    assert cpu_placement(large.model, large.training, one) == Placement(None, 1)
-    assert cpu_placement(large.model, large.training, one - 1).recomputes
-    assert cpu_placement(large.model, large.training, 1) == Placement(None, 1, recomputes=True)
+    assert placement_within(large.model, large.training, one) == Placement(None, 1)
+    assert placement_within(large.model, large.training, one - 1).recomputes
+    assert placement_within(large.model, large.training, 1) == Placement(None, 1, recomputes=True)
     tiny = tiny_run()
     assert place(tiny.model(), tiny.manifest.model, tiny.manifest.training) == Placement(None, 4)
     assert place(tiny.model(), tiny.manifest.model, tiny.manifest.training, 1).recomputes
-
-
-def test_the_trial_finds_gradients_that_are_there_already(tiny_run, monkeypatch):
-    """Check a trial with existing gradients: from the second micro-batch on, they add to the step's peak."""
-    tiny = tiny_run()
-    model = tiny.model()
-    size = sum(parameter.nbytes for parameter in model.module.parameters())
-
-    def there(device):
-        return sum(parameter.grad.nbytes for parameter in model.module.parameters() if parameter.grad is not None)
-
-    before = []
-    monkeypatch.setattr(accelerator, "start_peak", lambda device: before.append(there(device)) or before[-1])
-    monkeypatch.setattr(accelerator, "peak_bytes", lambda device: there(device) + 12345)
-    waited = []
-    monkeypatch.setattr(accelerator, "synchronize", waited.append)
-    assert autofit._activation_bytes(model, Placement(None, 2), 16, 14) == 12345
-    assert len(waited) == 1  # a device that computes later also runs out of memory later
-    assert before == [size]
-    assert there(None) == 0
-    monkeypatch.setattr(accelerator, "peak_bytes", lambda device: None)
-    assert autofit._activation_bytes(model, Placement(None, 2), 16, 14) == 14  # the estimate
 
 
 BF16, FP32 = Placement(torch.bfloat16, 16), Placement(None, 8)
@@ -146,34 +78,34 @@ def test_a_way_that_runs_out_of_memory_goes_on_with_less():
     assert fastest([BF16, FP32], never) == Placement(torch.bfloat16, 2)  # training halves on
 
 
-def test_where_there_is_no_choice_nothing_is_tried():
-    assert fastest([FP32], pytest.fail) == FP32
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("simulated"), RuntimeError("MPS backend out of memory")])
+def test_a_device_without_room_for_one_sequence_is_explained(error):
+    def trial(how):
+        raise error
+
+    with pytest.raises(DeviceError, match="does not fit this device"):
+        fastest([Placement(None, 2)], trial)
 
 
-def test_a_way_by_which_the_model_does_not_fit_is_left_out():
-    def micro_batch(way):
-        if way is None:
-            raise DeviceError("the model does not fit this device", "")
-        return 16
-
-    assert fitting((torch.bfloat16, None), micro_batch) == [BF16]
-    with pytest.raises(DeviceError, match="does not fit"):
-        fitting((None,), micro_batch)
+def test_a_single_way_is_tried_once():
+    tried = []
+    assert fastest([FP32], lambda how: tried.append(how) or 0.01) == FP32
+    assert tried == [FP32]
 
 
 def test_a_way_that_the_backend_lacks_is_left_out():
-    def micro_batch(way):
-        if way in lacking:
+    def trial(how):
+        if how.autocast in lacking:
             raise NotImplementedError("The operator 'aten::_some' is not implemented for MPS\nIf you want")
-        return 8
+        return 1.0
 
-    lacking = {torch.float16}
-    assert fitting((torch.float16, None), micro_batch) == [FP32]
+    lacking = {torch.bfloat16}
+    assert fastest([BF16, FP32], trial) == FP32
     lacking.add(None)
     with pytest.raises(
         DeviceError, match=r"lacks an operation of the model \(The operator 'aten::_some' .* MPS\)"
     ) as caught:
-        fitting((torch.float16, None), micro_batch)
+        fastest([BF16, FP32], trial)
     assert "--device" in caught.value.remedy
 
 
@@ -223,21 +155,21 @@ def on(device, tiny):
     [(True, 1.0, torch.bfloat16), (True, 9.0, None), (False, 1.0, torch.float16), (False, 9.0, None)],
 )
 def test_a_card_is_asked_for_both_ways(tiny_run, monkeypatch, kind, has_bf16, half_s, found):
-    """Check both placements with real passes and the double of a card on which two sequences do not fit."""
+    """Check the choice of the double of a card that has room for all four sequences."""
     tiny = tiny_run()
     model = on(torch.device(kind, 0), tiny)
     machine_with(monkeypatch, **{kind: 1})
     monkeypatch.setattr(accelerator, "autocasts", lambda device, dtype: True)
     answers = {"mem_get_info": (20 * GB, 40 * GB), "memory_reserved": 100, "memory_allocated": 100}
-    answers |= {"is_bf16_supported": has_bf16, "reset_peak_memory_stats": None, "max_memory_allocated": 9 * GB}
+    answers |= {"is_bf16_supported": has_bf16}
     with_memory(monkeypatch, kind, empty_cache=None, synchronize=None, **answers)
     seconds_each = {torch.bfloat16: half_s, torch.float16: half_s, None: 2.0}
     monkeypatch.setattr(autofit, "trial_s", lambda _, how, length, packed: how.micro_batch * seconds_each[how.autocast])
-    assert place(model, tiny.manifest.model, tiny.manifest.training) == Placement(found, 1)
+    assert place(model, tiny.manifest.model, tiny.manifest.training) == Placement(found, 4)
     assert all(parameter.grad is None for parameter in model.module.parameters())
 
 
-def test_where_nothing_is_counted_the_estimate_counts(tiny_run, monkeypatch):
+def test_chips_get_what_the_host_gives(tiny_run, monkeypatch):
     """Check Apple's chip, which shares the host's memory, and a card that does not say what is free."""
     tiny = tiny_run()
     described, training = tiny.manifest.model, tiny.manifest.training
@@ -248,7 +180,7 @@ def test_where_nothing_is_counted_the_estimate_counts(tiny_run, monkeypatch):
         with_memory(monkeypatch, kind, empty_cache=None, synchronize=None)
     with_memory(monkeypatch, "mps", recommended_max_memory=11 * GB, driver_allocated_memory=GB)
     silent = RuntimeError("doesn't support querying the available free memory")
-    with_memory(monkeypatch, "xpu", mem_get_info=silent, reset_peak_memory_stats=silent, is_bf16_supported=False)
+    with_memory(monkeypatch, "xpu", mem_get_info=silent, is_bf16_supported=False)
     for device in (torch.device("mps"), torch.device("xpu", 0)):
         for allowed, sequences in ((one, 1), (2 * one, 2), (4 * one, 4)):
             found = place(on(device, tiny), described, training, allowed)

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from p2ptrain.tokens.corpus import HELD_OUT_TOKENS, tokens_to_read
 from p2ptrain.train import evaluate
-from p2ptrain.train.evaluate import HeldOutText, validation_loss
+from p2ptrain.train.evaluate import validation_loss
 from p2ptrain.train.model import summed_loss
 
 
@@ -30,12 +30,11 @@ def test_a_new_model_knows_nothing(tiny_run):
 
 def test_a_donors_weights_are_tried_on_the_same_text(tiny_run):
     tiny = tiny_run()
-    model = tiny.model()
-    tried = HeldOutText(model.module, tiny.corpus, 1000)
-    assert tried.guessing == pytest.approx(math.log(256))
-    assert tried.loss() == validation_loss(model.module, tiny.corpus, 1000).value
-    model.theta.mul_(1000)
-    assert tried.loss() > 2 * tried.guessing
+    task = tiny.task()
+    before = task.tried_loss(1000, math.inf)
+    assert before == validation_loss(task.model.module, tiny.corpus, 1000).value
+    task.theta.mul_(1000)
+    assert task.tried_loss(1000, math.inf) > 2 * before
 
 
 def test_training_is_not_disturbed(tiny_run):

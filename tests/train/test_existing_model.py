@@ -219,7 +219,11 @@ BROKEN = {
     "a pickle": (pickled, WeightsError, "is not a whole safetensors file"),
     "no JSON": (lambda folder: (folder / "config.json").write_text("{"), WeightsError, "is not a table in JSON"),
     "deep JSON": (lambda folder: (folder / "config.json").write_text("[" * 10**5), WeightsError, "is not a table"),
-    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), WeightsError, "no safetensors file"),
+    "no weights": (
+        lambda folder: (folder / "model.safetensors").unlink(),
+        WeightsError,
+        "has neither model.safetensors",
+    ),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), CorpusError, "has no tokenizer.json"),
 }
 
@@ -306,7 +310,9 @@ def test_edited_sizes_are_refused_when_the_run_is_signed(tmp_path: Path) -> None
     check_kept_weights(tmp_path / "run", made.manifest)
     with pytest.raises(WeightsError, match="more, which the described model lacks") as caught:
         check_kept_weights(tmp_path / "run", with_changes(made.manifest, {"model.config.num_hidden_layers": 1}))
-    assert caught.value.remedy.startswith("Set [model] to the sizes of these weights before the run is signed")
+    assert caught.value.remedy.startswith(
+        "Get config.json and weights of one model, at one revision, and do not edit [model]"
+    )
 
 
 @pytest.mark.parametrize(

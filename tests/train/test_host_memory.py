@@ -16,7 +16,7 @@ from p2ptrain.host.rules import LearnerRules
 from p2ptrain.outer.fragments import slices
 from p2ptrain.outer.step import OuterRule
 from p2ptrain.recipes import RECIPES, Recipe
-from peer.capacity import host_bytes
+from p2ptrain.train.memory import host_bytes
 from sim.learners import InnerStepResult
 
 P = 64_000

@@ -227,12 +227,6 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, kind: str) -> None:
         check_weights(description(LLAMA), [path])
 
 
-def test_large_tensors_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = published(tmp_path, LLAMA)
-    monkeypatch.setattr(initial_weights, "PIECE_ELEMENTS", 50)
-    assert torch.equal(loaded(LLAMA, paths), expected(LLAMA, torch.bfloat16))
-
-
 class Surprise:
     """Object whose unpickling would fail the test."""
 

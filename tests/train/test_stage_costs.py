@@ -6,10 +6,9 @@ import pytest
 from staged_rank import CPU, FIELDS, TOKENS, Case
 
 from p2ptrain.manifest.model import parameter_count
-from p2ptrain.train.activations import pass_bytes
-from p2ptrain.train.autofit import Placement
-from p2ptrain.train.stage_costs import STATE_BYTES, trial_seconds, unit_costs
-from p2ptrain.train.stages import balanced_cut, stage_model
+from p2ptrain.train.autofit import Placement, block_s
+from p2ptrain.train.memory import STATE_BYTES, pass_bytes
+from p2ptrain.train.stages import balanced_cut, stage_model, unit_costs
 
 PLACEMENT = Placement(None, 2)
 
@@ -47,4 +46,4 @@ def test_units_take_time_as_they_have_weights():
     assert seconds[0] == 0
     assert len(set(seconds[1:-1])) == 1
     assert seconds[1] + seconds[-1] == pytest.approx(3.0)
-    assert trial_seconds(description, TOKENS, PLACEMENT, CPU) > 0
+    assert block_s(description, TOKENS, PLACEMENT, CPU) > 0

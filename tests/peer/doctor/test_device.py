@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from p2ptrain.manifest import SignedManifest
-from p2ptrain.train import accelerator, autofit
+from p2ptrain.train import accelerator, memory
 from p2ptrain.train.autofit import Placement
 from peer.doctor import machine, speed
 from peer.doctor.findings import FindingState
@@ -79,4 +79,4 @@ def test_what_would_be_faster_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None
     assert "Close other programs" in speed.faster(card, how, 16, 1, 0)[0]
     cpu = torch.device("cpu")
     assert "Raise memory_gb" in speed.faster(cpu, how, 16, 1024, 5)[0]
-    assert speed.faster(cpu, how, 16, 1024, autofit.CPU_ACTIVATION_BYTES) == []
+    assert speed.faster(cpu, how, 16, 1024, memory.CPU_ACTIVATION_BYTES) == []

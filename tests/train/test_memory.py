@@ -12,20 +12,20 @@ import torch
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.manifest import Manifest, parameter_count, preset, with_changes
 from p2ptrain.recipes import RECIPES
-from p2ptrain.train.activations import pass_bytes
-from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES, cpu_placement
-from peer.capacity import (
+from p2ptrain.train.accelerator import explained
+from p2ptrain.train.autofit import placement_within
+from p2ptrain.train.memory import (
     BASE_BYTES,
-    CPU_BYTES,
+    CPU_ACTIVATION_BYTES,
     HEAP,
     RECOMPUTED_HEAP,
+    STATE_BYTES,
     activation_bytes,
-    check_memory,
     check_ranks,
     compiler_fault,
-    explained,
     host_bytes,
     installed_memory,
+    pass_bytes,
 )
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -34,7 +34,7 @@ GIB = 1 << 30
 
 def fixed(manifest: Manifest) -> int:
     """Return the bytes that training on the CPU takes without activations."""
-    each = host_bytes(RECIPES[manifest.outer.recipe], manifest.outer.fragments) + CPU_BYTES
+    each = host_bytes(RECIPES[manifest.outer.recipe], manifest.outer.fragments) + STATE_BYTES
     return math.ceil(each * parameter_count(manifest.model))
 
 
@@ -45,13 +45,13 @@ def least(run: Manifest) -> int:
 def test_six_gigabytes_train_the_large_model_on_the_cpu_and_five_do_not() -> None:
     """Check the memory: one sequence takes 1.2 GB beside weights and moments if activations are recomputed."""
     large = preset("llama-135m", "ab" * 32)
-    check_memory(large, CPU, installed_bytes=6_000_000_000)
+    activation_bytes(large, CPU, installed_bytes=6_000_000_000)
     with pytest.raises(DeviceError, match="smaller model"):
-        check_memory(large, CPU, installed_bytes=5_000_000_000)
-    check_memory(large, CPU, installed_bytes=fixed(large) + least(large))
-    check_memory(large, CUDA, installed_bytes=5_000_000_000)
+        activation_bytes(large, CPU, installed_bytes=5_000_000_000)
+    activation_bytes(large, CPU, installed_bytes=fixed(large) + least(large))
+    activation_bytes(large, CUDA, installed_bytes=5_000_000_000)
     with pytest.raises(DeviceError, match="smaller model"):  # its memory is the host's
-        check_memory(large, torch.device("mps"), installed_bytes=5_000_000_000)
+        activation_bytes(large, torch.device("mps"), installed_bytes=5_000_000_000)
 
 
 GB = 1_000_000_000
@@ -95,21 +95,26 @@ def test_one_rank_needs_what_one_process_does() -> None:
 def test_activations_count_as_one_sequence_takes_them() -> None:
     demo = preset("demo", "ab" * 32)
     needed = fixed(demo) + least(demo)
-    check_memory(demo, CPU, installed_bytes=needed)
+    activation_bytes(demo, CPU, installed_bytes=needed)
     with pytest.raises(DeviceError, match="smaller model"):
-        check_memory(demo, CPU, installed_bytes=needed - 2)
+        activation_bytes(demo, CPU, installed_bytes=needed - 2)
 
 
 def test_a_large_model_recomputes_only_if_memory_is_short() -> None:
     large = preset("llama-135m", "ab" * 32)
     kept = math.ceil(HEAP * pass_bytes(large.model, large.training.sequence_length))
     whole = BASE_BYTES + fixed(large)
-    for there, recomputes in ((24 * GIB, False), (whole + kept, False), (whole + kept - 9, True), (5 * GIB, True)):
+    for there, recomputes in (
+        (24 * GIB, False),
+        (whole + kept, False),
+        (whole + kept - 9, True),
+        (fixed(large) + least(large), True),
+    ):
         for spare in (
             activation_bytes(large, CPU, math.inf, installed_bytes=there),
             activation_bytes(large, CPU, max(there, whole + least(large)), installed_bytes=24 * GIB),
         ):
-            assert cpu_placement(large.model, large.training, spare).recomputes == recomputes
+            assert placement_within(large.model, large.training, spare).recomputes == recomputes
 
 
 def test_less_memory_means_smaller_micro_batches_and_too_little_a_sentence() -> None:
@@ -118,14 +123,14 @@ def test_less_memory_means_smaller_micro_batches_and_too_little_a_sentence() -> 
     for sequences in (1, 2):
         taken = HEAP * pass_bytes(demo.model, demo.training.sequence_length, sequences)
         spare = activation_bytes(demo, CPU, math.ceil(BASE_BYTES + fixed(demo) + taken))
-        assert cpu_placement(demo.model, demo.training, spare).micro_batch == sequences
+        assert placement_within(demo.model, demo.training, spare).micro_batch == sequences
     with pytest.raises(DeviceError) as caught:
         activation_bytes(demo, CPU, 250_000_000)
     assert str(caught.value) == (
         "The run's model needs at least 0.5 GB of memory with Python and torch, but memory_gb in settings.toml allows "
         "0.25 GB.\n  Raise memory_gb, or join a run with a smaller model."
     )
-    on_card = fixed(demo) - CPU_BYTES * parameter_count(demo.model)
+    on_card = fixed(demo) - STATE_BYTES * parameter_count(demo.model)
     activation_bytes(demo, CUDA, BASE_BYTES + on_card)  # activations are on the card
 
 
@@ -137,7 +142,7 @@ def test_the_compiler_must_fit_beside_the_peer() -> None:
 
 
 def test_on_a_card_the_compiler_needs_no_host_memory_for_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peer.capacity.shares_host_memory", lambda device: device == CPU)
+    monkeypatch.setattr("p2ptrain.train.memory.shares_host_memory", lambda device: device == CPU)
     large = preset("llama-135m", "ab" * 32)
     assert "needs 0.8 GB" in compiler_fault(large, CUDA, 16, 250_000_000)
     assert "needs 0.8 GB" not in compiler_fault(large, CPU, 16, 250_000_000)
