@@ -23,7 +23,7 @@ from p2ptrain.base import cgroups
 from p2ptrain.base.documents import documents
 from p2ptrain.base.errors import ClosedPipeError, UserError
 from p2ptrain.base.imports import command_imports, package_of_clone
-from p2ptrain.base.input_file import FiniteRange
+from p2ptrain.base.options import FiniteRange
 from p2ptrain.base.telemetry import replace_what_lacks, strict_output
 from p2ptrain.base.text import UserPath, command_line, first_sentence, printable
 

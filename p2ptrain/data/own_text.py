@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from p2ptrain.base import files
 from p2ptrain.base.errors import CorpusError, HomeError, UserError
-from p2ptrain.base.input_file import HUB, inside
+from p2ptrain.base.options import HUB
 from p2ptrain.base.text import UserPath, printable
 from p2ptrain.data.author_text import Source, find_source
 from p2ptrain.data.chat_template import CHATML, CHATML_SOURCE, ChatTemplate, read_template, with_values
@@ -227,7 +227,8 @@ def _tokenizer(wanted: Wanted, model: GivenModel | None) -> _Tokens:
             raise CorpusError(f"{name} has no tokenizer.json on the Hugging Face hub.", "Name another model.")
         path = found
     else:
-        path = inside(UserPath(named))
+        path = UserPath(named)
+        path = path / "tokenizer.json" if path.is_dir() else path
     digest = file_digest(path, "tokenizer")
     if path.stat().st_size > MOST_STORED_BYTES:
         raise CorpusError(
