@@ -35,7 +35,7 @@ def run(command: click.Command, *arguments: str) -> int:
 
 def test_the_commands_are_frozen() -> None:
     """Check all options of init and sign against a list, since no option may change the algorithm."""
-    assert list(cli.commands) == ["init", "sign", "docs"]
+    assert list(cli.commands) == ["init", "sign", "docs", *LAZY_COMMANDS]
     assert list(LAZY_COMMANDS) == [
         "tokens",
         "bootstrap",
@@ -61,7 +61,8 @@ def test_the_commands_are_frozen() -> None:
         "simulate",
         "testnet",
     ]
-    assert {name: [parameter.name for parameter in command.params] for name, command in cli.commands.items()} == {
+    own = {name: command for name, command in cli.commands.items() if name not in LAZY_COMMANDS}
+    assert {name: [parameter.name for parameter in command.params] for name, command in own.items()} == {
         "init": [
             "run",
             "preset",
@@ -151,7 +152,9 @@ def test_a_typo_in_the_manifest_is_named(tmp_path: Path, capsys: pytest.CaptureF
 def test_unknown_commands_and_options_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
     for wrong, right in ("initt", "init"), ("boostrap", "bootstrap"), ("piers", "peer"):
         assert run(cli, wrong) == 2
-        assert f"Did you mean '{right}'?" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "Did you mean" in said
+        assert f"'{right}'" in said
     assert run(cli, "init", "--learning-rate", "1") == 2
     assert run(cli, "init") == 2
     assert "Usage" in capsys.readouterr().err
