@@ -10,7 +10,7 @@ OUT    := out/demo
 
 help:
 	@echo "make demo    train a swarm of 3 peers on this machine and compare it with a solo run (minutes)"
-	@echo "make demo-team  the same with a peer on two devices, compared with plain peers (minutes)"
+	@echo "make demo-team  the same with a peer on two devices (minutes)"
 	@echo "make lab     run fault scenarios with real peers in network namespaces (root; several hours)"
 	@echo "make soak    run four peers for half an hour and check for leaks (root)"
 	@echo "make docker-testnet  run a swarm in containers; one is killed and returns (Docker; PAGE=8080 shows it)"

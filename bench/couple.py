@@ -53,12 +53,11 @@ TOKENS = 1000
 QUIET_S = 1.0
 """Time without any counted event after which exchanges are over."""
 BEGIN_DEADLINE_S = 60.0
-_NO_AUTHOR = "00" * 32
 _READER = PeerId("bench")
 
 
 def manifest_of(preset_name: str, changes: Mapping[str, Any]) -> Manifest:
-    return with_changes(preset(preset_name, _NO_AUTHOR), changes)
+    return with_changes(preset(preset_name), changes)
 
 
 def language_model_task(

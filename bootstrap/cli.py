@@ -8,13 +8,11 @@ from typing import Any
 import click
 
 from p2ptrain.base.imports import command_imports
-from p2ptrain.base.input_file import InputFile
 from p2ptrain.base.text import UserPath
 from p2ptrain.manifest import JoinLink, load_run
 from p2ptrain.net import address
 from p2ptrain.net.throttle import MBIT, MIN_RATE
 
-FILE = InputFile()
 MIN_MBIT, MAX_MBIT = MIN_RATE / MBIT, 1e6
 """Bounds of a cap in Mbit/s, equal to those of a peer's settings."""
 
@@ -47,7 +45,7 @@ def _cap(context: click.Context, option: click.Parameter, value: float | None) -
 @click.option("--download-mbit", type=float, callback=_cap, help="Download cap, relayed bytes included. 0: no cap.")
 @click.option(
     "--weights",
-    type=InputFile(dir_okay=True),
+    type=click.Path(exists=True, path_type=UserPath),
     metavar="PATH",
     help="The model to begin from, file or folder, likewise.",
 )

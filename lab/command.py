@@ -219,7 +219,7 @@ def _run_and_read(
         text = out / TEXT
         manifest = write_text(text, manifest, scenario.text_shards, scenario.run.seed)
     names = [peer.name for peer in script.peers]
-    plan = lay_out(out, manifest, names, is_gated=True, source=text)
+    plan = lay_out(out, manifest, names, source=text)
     mark = uuid.uuid4().hex
     if stage == "namespaces":
         _run_in_cell(out, scenario, threads, mark)

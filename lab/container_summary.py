@@ -41,8 +41,8 @@ def write_summary(
     except (UserError, RuntimeError) as error:  # RuntimeError: no peer stayed, so there are no weights
         unmeasured = str(error)
     report = TestnetReport(
-        peers=tuple(reports.outcome(each.name, each.home.summary) for each in stayed),
-        solo=None,
+        peers=reports.figures_of(stayed),
+        solo={},
         ending=Ending(
             statuses={each.name: lives[each.name][-1]["status"] for each in stayed},
             troubles=tuple(faults),

@@ -15,8 +15,6 @@ from sim.scenario_file import by_name
 MOST_PEERS = 64
 """Limit of peers, at half a gigabyte each; as in a testnet without a scenario."""
 
-_NO_AUTHOR = "00" * 32
-
 
 def check(scenario: RealScenario, script: Script, stage: StageName, netem: bool = True) -> None:
     """Raise ScenarioError with a line for everything that real peers, or this stage, do not support.
@@ -146,4 +144,4 @@ def manifest_of(scenario: RealScenario) -> Manifest:
         "swarm": scenario.swarm.model_dump(),
         "admission.policy": scenario.admission,
     }
-    return with_changes(preset("demo", _NO_AUTHOR), changes)
+    return with_changes(preset("demo"), changes)

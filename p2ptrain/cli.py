@@ -1,12 +1,11 @@
 """Command line ``p2ptrain`` and its error boundary.
 
 Commands that train or use the network live in ``peer`` and ``bootstrap`` and are imported when they are called, so
-``p2ptrain --help`` answers at once and an unsupported Python or platform is reported before any heavy import fails.
+``p2ptrain --help`` answers at once and an unsupported platform is reported before any heavy import fails.
 """
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import sys
@@ -23,15 +22,13 @@ from p2ptrain.base import cgroups
 from p2ptrain.base.documents import documents
 from p2ptrain.base.errors import ClosedPipeError, UserError
 from p2ptrain.base.imports import command_imports, package_of_clone
-from p2ptrain.base.input_file import FiniteRange
+from p2ptrain.base.options import FiniteRange
 from p2ptrain.base.telemetry import replace_what_lacks, strict_output
 from p2ptrain.base.text import UserPath, command_line, first_sentence, printable
 
 if TYPE_CHECKING:
     from p2ptrain.data.given_model import GivenModel
     from p2ptrain.manifest import Manifest
-
-MIN_PYTHON, END_PYTHON = (3, 11), (3, 15)  # setup.cfg (python_requires) says why.
 
 CPU_FALLBACKS = ("PYTORCH_ENABLE_MPS_FALLBACK", "PYTORCH_ENABLE_XPU_FALLBACK")
 """Variables of torch for operations that a card's backend lacks. torch reads them when it is imported."""
@@ -94,9 +91,6 @@ LAZY_COMMANDS = {
 class LazyGroup(click.Group):
     """Group whose lazy commands are imported when they are called, not when they are listed."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*self.commands, *LAZY_COMMANDS]
-
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in LAZY_COMMANDS:
             return super().get_command(ctx, cmd_name)
@@ -113,20 +107,9 @@ class LazyGroup(click.Group):
             raise TypeError(f"{lazy.module}.{lazy.attribute} is not a click command")
         return command
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        known = self.list_commands(ctx)
-        if args[0] not in known and not args[0].startswith("-") and not ctx.resilient_parsing:
-            nearest = difflib.get_close_matches(args[0], known, n=1)  # click looks only at commands that are loaded
-            hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-            raise click.UsageError(f"No such command {args[0]!r}.{hint}", ctx)
-        return super().resolve_command(ctx, args)
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        own = [(name, command.get_short_help_str(limit=100)) for name, command in self.commands.items()]
         with formatter.section("Commands"):
-            formatter.write_dl([*own, *((name, lazy.help) for name, lazy in LAZY_COMMANDS.items())])
+            formatter.write_dl([(name, each.get_short_help_str(limit=100)) for name, each in self.commands.items()])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -289,20 +272,8 @@ def docs() -> None:
     click.echo(folder)
 
 
-def platform_fault(python: tuple[int, int], platform: str) -> UserError | None:
-    """Return why this Python (major, minor) or ``sys.platform`` is unsupported; None if it is supported."""
-    if not MIN_PYTHON <= python < END_PYTHON:
-        found, lowest, end = (".".join(map(str, version)) for version in (python, MIN_PYTHON, END_PYTHON))
-        return UserError(
-            f"This is Python {found}; p2ptrain needs {lowest} or newer, but below {end}.",
-            f"Install Python {lowest} and recreate the environment: python{lowest} -m venv .venv",
-        )
-    if platform not in ("linux", "darwin"):
-        return UserError(
-            f"p2ptrain runs on Linux and macOS, and this is {platform}.",
-            "Run it in WSL 2 on Windows.",
-        )
-    return None
+for _name, _lazy in LAZY_COMMANDS.items():  # for the list of commands, and for click's "Did you mean"
+    cli.add_command(click.Command(_name, short_help=_lazy.help))
 
 
 def prepare_threads(environment: MutableMapping[str, str]) -> None:
@@ -332,9 +303,9 @@ def run_command(command: click.Command, arguments: list[str] | None = None, name
     """
     replace_what_lacks()
     try:
-        fault = platform_fault(sys.version_info[:2], sys.platform)
-        if fault is not None:
-            raise fault
+        if sys.platform not in ("linux", "darwin"):
+            problem = f"p2ptrain runs on Linux and macOS, and this is {sys.platform}."
+            raise UserError(problem, "Run it in WSL 2 on Windows.")
         prepare_threads(os.environ)  # before torch is imported
         prepare_fallbacks(os.environ)
         with strict_output():

@@ -11,12 +11,11 @@ import click
 
 from p2ptrain.base import files
 from p2ptrain.base.errors import JoinLinkError
-from p2ptrain.base.input_file import FiniteRange as FiniteRange
-from p2ptrain.base.input_file import InputFile
+from p2ptrain.base.options import FiniteRange as FiniteRange
 from p2ptrain.base.text import UserPath, command_line
 from p2ptrain.manifest import KEY_FILE, JoinLink
 
-FILE = InputFile()
+FILE = click.Path(exists=True, dir_okay=False, path_type=UserPath)
 HOME = click.argument("home", type=click.Path(file_okay=False, path_type=UserPath))
 
 
@@ -71,7 +70,7 @@ AT = click.option(
 
 WEIGHTS = click.option(
     "--weights",
-    type=InputFile(dir_okay=True),
+    type=click.Path(exists=True, path_type=UserPath),
     help="The model to begin from, file or folder, if the run names it by digest.",
     metavar="PATH",
 )

@@ -19,7 +19,7 @@ import pytest
 from packaging.requirements import Requirement
 from swarm import Swarm
 
-from p2ptrain.cli import END_PYTHON, EXIT_USER_ERROR, MIN_PYTHON
+from p2ptrain.cli import EXIT_USER_ERROR
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("p2ptrain", "peer", "bootstrap")
@@ -92,7 +92,8 @@ def test_the_wheel_has_every_file_of_the_packages_and_no_other_package(wheel: Pa
 
 def test_the_metadata_is_true(wheel: Path) -> None:
     about = metadata(wheel)
-    minors = range(MIN_PYTHON[1], END_PYTHON[1])
+    lowest, end = re.findall(r"3\.(\d+)", about["Requires-Python"])
+    minors = range(*sorted((int(lowest), int(end))))
     classifiers = about.get_all("Classifier", [])
     assert [each for each in classifiers if re.search(r":: 3\.", each)] == [
         f"Programming Language :: Python :: 3.{minor}" for minor in minors

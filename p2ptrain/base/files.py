@@ -14,8 +14,8 @@ from filelock import FileLock, Timeout
 from p2ptrain.base.errors import HomeError, UserError
 from p2ptrain.base.text import UserPath
 
-_LACKING = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
-"""Errors of file systems without locks, as some NFS."""
+LOCK = "lock"
+"""Name of the file that ``locked`` locks."""
 
 
 def write_new(path: Path, data: bytes, mode: int = 0o644, lasting: bool = True) -> None:
@@ -142,51 +142,41 @@ def remedy(error: OSError, elsewhere: str = "choose another directory") -> str:
     Args:
         elsewhere: an imperative without a full stop: how to use another place instead. Empty if there is no choice.
     """
-    place = f"{elsewhere[:1].upper()}{elsewhere[1:]}" or "Use another directory"
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT:
             first = "Free some space on that disk"
         case errno.EROFS:
             first = "Make that disk writable"
-        case errno.EFBIG:
-            return f"{place}, on another disk; FAT32 holds files of at most 4 GB."
-        case number if number in _LACKING:
-            return f"{place}, on a local disk; that file system lacks what p2ptrain needs."
         case errno.EACCES | errno.EPERM:
             first = "Check its owner and permissions, and those of its directory"
-        case errno.ENAMETOOLONG:
-            first = "Use a shorter path"
-        case errno.ENOENT:
-            first = "Check its name, and that its directory exists"
-        case errno.ENOTDIR | errno.EEXIST:
-            first = "Check the path: a part of it is a file and no directory"
-        case errno.EISDIR:
-            first = "Move away the directory that has this name"
-        case errno.ELOOP:
-            first = "Remove the symlink in that path that leads back to itself"
-        case _:
-            first = "Check that disk"
+        case _:  # the cause says enough
+            first = "Check the path and its disk"
     return f"{first}, or {elsewhere}." if elsewhere else f"{first}."
 
 
 @contextlib.contextmanager
-def locked(home: Path) -> Iterator[None]:
-    """Create a home if necessary and lock it. Raises HomeError if that fails or another process holds it."""
-    lock = FileLock(home / "lock")
+def locked(home: Path, option: str = "--home") -> Iterator[None]:
+    """Create a home if necessary and lock it. Raises HomeError if that fails or another process holds it.
+
+    Args:
+        option: names another directory, for the remedy.
+    """
+    lock = FileLock(home / LOCK)
     try:
         home.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
     except Timeout:
-        raise HomeError(f"Another process uses {home}.", "Stop it, or choose another home with --home.") from None
+        raise HomeError(
+            f"Another process uses {home}.", f"Stop it, or choose another directory with {option}."
+        ) from None
     except OSError as error:
-        raise unusable(home, error) from error
+        raise unusable(home, error, option) from error
     try:
         yield
     finally:
         lock.release()
 
 
-def unusable(home: Path, error: OSError) -> HomeError:
-    return HomeError(
-        f"The home {home} cannot be used: {cause(error)}.", remedy(error, "choose another directory with --home")
-    )
+def unusable(home: Path, error: OSError, option: str = "--home") -> HomeError:
+    problem = f"The directory {home} cannot be used: {cause(error)}."
+    return HomeError(problem, remedy(error, f"choose another directory with {option}"))

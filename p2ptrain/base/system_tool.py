@@ -20,8 +20,13 @@ class ToolError(Exception):
         super().__init__(one_line(why, MOST_CHARS))
 
 
-def output_of(program: str, *arguments: str) -> str:
-    """Run a program in its own session, so that Ctrl+C does not reach it; return its output. Raises ToolError."""
+def output_of(program: str, *arguments: str, deadline_s: float | None = None) -> str:
+    """Run a program in its own session, so that Ctrl+C does not reach it; return its output. Raises ToolError.
+
+    Args:
+        deadline_s: seconds for it to answer; None: ``DEADLINE_S``.
+    """
+    deadline_s = deadline_s or DEADLINE_S
     path = shutil.which(program)
     if path is None:
         raise ToolError(f"{program} is not installed")
@@ -33,12 +38,12 @@ def output_of(program: str, *arguments: str) -> str:
             stderr=subprocess.STDOUT,
             encoding="utf-8",
             errors="replace",
-            timeout=DEADLINE_S,
+            timeout=deadline_s,
             start_new_session=True,
             env={**os.environ, "LC_ALL": "C"},
         )
     except subprocess.TimeoutExpired:
-        raise ToolError(f"{program} did not answer within {DEADLINE_S:g} s") from None
+        raise ToolError(f"{program} did not answer within {deadline_s:g} s") from None
     except OSError as error:
         raise ToolError(f"{program} cannot be started: {error.strerror}") from None
     if done.returncode:

@@ -11,7 +11,7 @@ from typing import IO, Any, Literal
 
 from p2ptrain.base import files
 from p2ptrain.base.errors import CorpusError
-from p2ptrain.base.input_file import HUB
+from p2ptrain.base.options import HUB
 from p2ptrain.base.text import UserPath, printable
 from p2ptrain.data.dialogues import DEFAULT_MESSAGES, has_column, has_messages
 from p2ptrain.data.hub import HubFile, HubText, split_files

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from p2ptrain.base import files
 from p2ptrain.base.errors import CorpusError, HomeError, UserError
-from p2ptrain.base.input_file import HUB, inside
+from p2ptrain.base.options import HUB
 from p2ptrain.base.text import UserPath, printable
 from p2ptrain.data.author_text import Source, find_source
 from p2ptrain.data.chat_template import CHATML, CHATML_SOURCE, ChatTemplate, read_template, with_values
@@ -27,12 +27,11 @@ from p2ptrain.data.tokenizing import Tell
 from p2ptrain.data.unfinished import SHARDS_FOLDER, Unfinished, check_stopped
 from p2ptrain.data.weight_files import adopt
 from p2ptrain.manifest import PRESETS, Manifest, create_run, name_change, preset, with_changes
-from p2ptrain.manifest.continuing import continued, nearest_preset
+from p2ptrain.manifest.fitting import continued, nearest_preset
 from p2ptrain.manifest.presets import PRESET_TEXTS
 from p2ptrain.manifest.sources import BytesTokenizer, FileTokenizer
 from p2ptrain.tokens.store import ShardStore
 
-_NO_AUTHOR = "00" * 32
 MARGIN = 1.25
 """Training tokens that are read, for each token of the run's budget: peers read in orders of their own, so that of a
 text of just the budget many peers together read 63 %, and of this one 55 % more often once. Guess: the loss of runs by
@@ -131,7 +130,7 @@ def create(directory: Path, wanted: Wanted, tell: Tell) -> NewRun:
             changes |= step_of(name, wanted.sequence_length)
         return NewRun(create_run(directory, name, changes), "", None)
     changes["corpus"] = corpus_table(None, "")
-    drafted = with_changes(preset(name, _NO_AUTHOR), changes)  # a wrong name or length, before the text is read
+    drafted = with_changes(preset(name), changes)  # a wrong name or length, before the text is read
     check_vocabulary(drafted, found.loaded)
     sources = [find_source(each, wanted.column, wanted.template is not None) for each in corpora]
     is_dialogues = _kind_of(sources)
@@ -227,7 +226,8 @@ def _tokenizer(wanted: Wanted, model: GivenModel | None) -> _Tokens:
             raise CorpusError(f"{name} has no tokenizer.json on the Hugging Face hub.", "Name another model.")
         path = found
     else:
-        path = inside(UserPath(named))
+        path = UserPath(named)
+        path = path / "tokenizer.json" if path.is_dir() else path
     digest = file_digest(path, "tokenizer")
     if path.stat().st_size > MOST_STORED_BYTES:
         raise CorpusError(

@@ -49,7 +49,6 @@ of the largest preset."""
 SAMPLE_DIALOGUES = 2_000
 """First dialogues from which the length of rows is chosen. Guess: the lengths that all of a data set would give."""
 MOST_END_OF_TURN = 64
-_NO_AUTHOR = "00" * 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +131,7 @@ class _Building:
         fit = self._fit(parts.training, self._changes)
         if order.sequence_length is not None:
             fit = self._fit(parts.training, {**self._changes, **step_of(fit.preset, order.sequence_length)})
-        manifest = with_changes(preset(fit.preset, _NO_AUTHOR), fit.changes)
+        manifest = with_changes(preset(fit.preset), fit.changes)
         return self._built(writer.finish(manifest.training.sequence_length), fit, "")
 
     def dialogues(self, tell: Tell) -> BuiltText:
@@ -203,11 +202,11 @@ class _Building:
     def _row_length(self, encoder: ChatEncoder) -> tuple[int, bool]:
         """Return the tokens of a row, and whether these are more than the preset's."""
         order = self._order
-        longest = self._longest_row(with_changes(preset(order.preset or "demo", _NO_AUTHOR), self._changes))
+        longest = self._longest_row(with_changes(preset(order.preset or "demo"), self._changes))
         counts = TextCounts(where=self._counts.where)
         tokens, answers = self._sample(encoder, longest, counts)
         fit = self._fit(tokens, self._changes)
-        length = with_changes(preset(fit.preset, _NO_AUTHOR), fit.changes).training.sequence_length
+        length = with_changes(preset(fit.preset), fit.changes).training.sequence_length
         if order.sequence_length is not None:
             return length, False
         enough = min(longest, enough_tokens(counts.length_bits))
@@ -252,7 +251,7 @@ class _Building:
     def _built(self, index: ShardIndex, fit: FittedRun, end_of_turn: str) -> BuiltText:
         table = corpus_table(index, self._order.template_name, end_of_turn)
         fit = fit._replace(changes={**fit.changes, "corpus": table})
-        manifest = with_changes(preset(fit.preset, _NO_AUTHOR), fit.changes)
+        manifest = with_changes(preset(fit.preset), fit.changes)
         warnings = [
             *run_warnings(self._counts, manifest),
             *self._check.warnings(),
@@ -267,7 +266,7 @@ class _Building:
 
 def step_of(preset_name: str, length: int) -> dict[str, Any]:
     """Return the changes by which each step has about as many tokens as the preset's, in sequences of this length."""
-    training = preset(preset_name, _NO_AUTHOR).training
+    training = preset(preset_name).training
     return {"training.sequences_per_step": max(1, training.tokens_per_step // length)}
 
 

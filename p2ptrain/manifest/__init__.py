@@ -9,7 +9,6 @@ Texts and tokenizers ship with the package or are named by digest. There are no 
 string must match a pattern or a list.
 """
 
-from p2ptrain.manifest.advice import advice
 from p2ptrain.manifest.decoder import Decoder
 from p2ptrain.manifest.directory import (
     KEY_FILE,
@@ -25,6 +24,7 @@ from p2ptrain.manifest.directory import (
     sign_run,
 )
 from p2ptrain.manifest.document import parse_toml, render_toml, with_changes
+from p2ptrain.manifest.fitting import advice
 from p2ptrain.manifest.link import JoinLink
 from p2ptrain.manifest.model import parameter_count
 from p2ptrain.manifest.presets import PRESETS, preset

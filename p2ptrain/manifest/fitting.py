@@ -1,4 +1,4 @@
-"""Size of a run that fits its text: pure arithmetic on the presets."""
+"""Size of a run that fits its text or the model that it continues: pure arithmetic on the presets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from p2ptrain.manifest.continuing import WARMUP_SHARE
+from p2ptrain.base.codec_names import FRAGMENT_ALIGNMENT
+from p2ptrain.manifest.decoder import MAX_LOGITS, Decoder
 from p2ptrain.manifest.document import with_changes
 from p2ptrain.manifest.model import parameter_count
 from p2ptrain.manifest.presets import PRESETS, preset
@@ -30,7 +31,23 @@ MIN_OUTER_STEPS = 20
 """Outer steps of all peers that a run has at least, however short its text: 5 for each of four. Guess: measure the
 loss of short runs."""
 
-_NO_AUTHOR = "00" * 32
+MAX_WARMUP = 0.5
+"""Share of the run up to which the warm-up raises no warning. The presets take 2 to 5 %; above 80 %, schedule wsd would
+have to begin its decay before the peak. Guess: measure the loss of short runs."""
+
+CONTINUED_TRAINING = {
+    # Published models were trained with AdamW, and Muon degrades those (arXiv 2502.16982, 2605.10468).
+    "training.optimizer": "adamw",
+    # Guess: a sweep on published models; a higher one adapts more to the new text and forgets more of the old
+    # (arXiv 2308.04014).
+    "training.learning_rate": 1e-4,
+    # Warmed up and decayed again (arXiv 2403.08763).
+    "training.schedule": "cosine",
+    "training.final_learning_rate_fraction": 0.1,
+}
+
+WARMUP_SHARE = 100
+"""Tokens of a run for each token of its warm-up; its length matters little (arXiv 2308.04014)."""
 
 
 class FittedRun(NamedTuple):
@@ -61,22 +78,53 @@ def fitted(tokens: int, changes: Mapping[str, Any], preset_name: str | None = No
     target = tokens / TOKENS_PER_PARAMETER
     found = [(name, {**sizes, **changes}) for name, sizes in _candidates(changes)]
     name, chosen = min(found, key=lambda each: abs(math.log(_parameters(*each) / max(1.0, target))))
-    budget = _budget(tokens, preset(name, _NO_AUTHOR).tokens_per_outer_step)
+    budget = _budget(tokens, preset(name).tokens_per_outer_step)
     run = PRESETS[name]
     warmup = _rounded(budget * run["training"]["warmup_tokens"] // run["run"]["tokens"])
     chosen |= {"run.tokens": budget, "training.warmup_tokens": warmup}
     return _explained(name, chosen, tokens)
 
 
+def nearest_preset(model: Decoder) -> str:
+    """Return the preset whose model has the nearest size."""
+    own = parameter_count(model)
+    sizes = {name: parameter_count(preset(name).model) for name in PRESETS}
+    return min(sizes, key=lambda name: abs(math.log(sizes[name] / own)))
+
+
+def continued(model: Decoder, preset_name: str) -> dict[str, Any]:
+    """Return the changes that make a preset a run that continues a published model, by dotted path.
+
+    The numbers of the presets are for random weights.
+
+    Sequences and fragments are the preset's, as far as the model has the positions and the weights for them.
+    """
+    start = preset(preset_name)
+    length = min(
+        start.training.sequence_length,
+        model.config.max_position_embeddings,
+        MAX_LOGITS // model.config.vocab_size,
+    )
+    fragments = max(1, min(start.outer.fragments, parameter_count(model) // FRAGMENT_ALIGNMENT))
+    return {
+        **CONTINUED_TRAINING,
+        "model": model.model_dump(),
+        "training.sequence_length": length,
+        "training.warmup_tokens": start.run.tokens // WARMUP_SHARE,
+        "outer.fragments": fragments,
+        "outer.fragments_per_exchange": min(fragments, start.outer.fragments_per_exchange),
+    }
+
+
 def continued_run(tokens: int, changes: Mapping[str, Any], preset_name: str) -> FittedRun:
     """Choose the token budget of a run that continues a model, by the rule of ``fitted``.
 
     Args:
-        changes: those of ``continuing.continued``, and further ones.
+        changes: those of ``continued``, and further ones.
 
     Raises ManifestError if the changes do not fit the preset.
     """
-    manifest = with_changes(preset(preset_name, _NO_AUTHOR), changes)
+    manifest = with_changes(preset(preset_name), changes)
     budget = _budget(tokens, manifest.tokens_per_outer_step)
     reason = (
         f"{parameter_count(manifest.model):,} parameters, continued with {manifest.training.optimizer} and a peak "
@@ -131,8 +179,31 @@ def repetition(manifest: Manifest, tokens: int) -> str | None:
     )
 
 
+def advice(manifest: Manifest) -> list[str]:
+    """Return warnings on values that peers accept and the author can hardly have meant, without last full stops.
+
+    They are no errors: a signed run stays as it is, and unusual values are for experiments.
+    """
+    run, training, outer = manifest.run, manifest.training, manifest.outer
+    warnings = []
+    share, steps = training.warmup_tokens / run.tokens, run.tokens // manifest.tokens_per_outer_step
+    if share > MAX_WARMUP:
+        warnings.append(
+            f"training.warmup_tokens: {training.warmup_tokens:,} of run.tokens, {run.tokens:,}, so the learning rate "
+            f"rises for {100 * share:.0f} % of the run; set it to at most {int(MAX_WARMUP * run.tokens):,}"
+        )
+    if RECIPES[outer.recipe].exchanges and steps < MIN_OUTER_STEPS:
+        lower = f", or lower outer.inner_steps, now {outer.inner_steps:,}" if outer.inner_steps > 1 else ""
+        all_of = f"{steps:,} outer step{'s' if steps != 1 else ''} of all peers together"
+        warnings.append(
+            f"run.tokens: {run.tokens:,} make {all_of}, who then hardly exchange; "
+            f"set it to at least {shortest_run(manifest):,}, which are {MIN_OUTER_STEPS}{lower}"
+        )
+    return warnings
+
+
 def _explained(name: str, changes: dict[str, Any], tokens: int) -> FittedRun:
-    manifest = with_changes(preset(name, _NO_AUTHOR), changes)
+    manifest = with_changes(preset(name), changes)
     config, parameters = manifest.model.config, parameter_count(manifest.model)
     reason = (
         f"{parameters:,} parameters (preset {name}, {config.num_hidden_layers} layers of {config.hidden_size}): "
@@ -169,7 +240,7 @@ def _candidates(changes: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any
 
 
 def _parameters(name: str, changes: Mapping[str, Any]) -> int:
-    return parameter_count(with_changes(preset(name, _NO_AUTHOR), changes).model)
+    return parameter_count(with_changes(preset(name), changes).model)
 
 
 def _rounded(number: int) -> int:

@@ -185,8 +185,11 @@ PRESET_TEXTS: Mapping[str | None, PresetText] = MappingProxyType(
 """Texts and tokenizers of the presets whose text is not the shipped one."""
 
 
-def preset(name: str, public_key: str) -> Manifest:
-    """Return a preset's manifest for the author with this key (64 hexadecimal digits). Raises ManifestError."""
+def preset(name: str, public_key: str = "00" * 32) -> Manifest:
+    """Return a preset's manifest for the author with this key (64 hexadecimal digits), or for nobody.
+
+    Raises ManifestError.
+    """
     if name not in PRESETS:
         nearest = difflib.get_close_matches(name, PRESETS, n=1)
         hint = f"Did you mean {nearest[0]}? " if nearest else ""

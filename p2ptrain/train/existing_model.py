@@ -12,7 +12,7 @@ from typing import Any
 
 from p2ptrain.base import files
 from p2ptrain.base.errors import ManifestError, WeightsError
-from p2ptrain.base.input_file import HUB
+from p2ptrain.base.options import HUB
 from p2ptrain.base.text import UserPath, printable
 from p2ptrain.data.file_store import WEIGHTS_OPTION, NamedFile
 from p2ptrain.data.given_model import GivenModel

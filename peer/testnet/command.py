@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -24,11 +23,11 @@ from peer.options import WEIGHTS, FiniteRange
 from peer.testnet import report as reports
 from peer.testnet.plan import Plan, chosen_manifest, claimed, lay_out
 from peer.testnet.report import TestnetReport
-from peer.testnet.runner import Ending, Means, conduct
+from peer.testnet.runner import Options, conduct
 from peer.testnet.watch import Watch
 
 EXIT_FAILED = 1
-OF_RUN = ("preset", "manifest", "peers", "seconds", "no_solo", "devices", "stages", "seed", "weights")
+OF_RUN = ("preset", "manifest", "peers", "seconds", "no_solo", "devices", "seed", "weights")
 """Options that a scenario replaces."""
 
 
@@ -47,12 +46,7 @@ OF_RUN = ("preset", "manifest", "peers", "seconds", "no_solo", "devices", "stage
     help="Output directory; an earlier testnet there is replaced.",
 )
 @click.option("--no-solo", is_flag=True, help="Skip the solo run.")
-@click.option(
-    "--devices",
-    metavar="DEVICE,…",
-    help="Train the first peer on these, as cpu,cpu; then repeat with plain peers instead of a solo run.",
-)
-@click.option("--stages", type=click.IntRange(1, 64), help="Cut the first peer's model into so many parts.")
+@click.option("--devices", metavar="DEVICE,…", help="Train the first peer on several devices, as cpu,cpu.")
 @click.option("--seed", type=click.IntRange(min=0), help="Replaces the manifest's run.seed.")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Torch threads per process.")
 @WEIGHTS
@@ -81,7 +75,6 @@ def testnet(
     out: Path,
     no_solo: bool,
     devices: str | None,
-    stages: int | None,
     seed: int | None,
     threads: int,
     weights: Path | None,
@@ -93,8 +86,7 @@ def testnet(
     """Train a swarm on this machine and the same run on a single peer, then compare the two.
 
     One bootstrap and several peers, each its own process, connect over libp2p on the loopback interface. The exit
-    status is 1 if a peer did not learn, made no exchange or crashed. Ctrl+C stops everything. With --page on a
-    terminal, the page stays open after the end until Ctrl+C.
+    status is 1 if a peer did not learn, made no exchange or crashed. Ctrl+C stops everything.
 
     With --scenario, run that scenario with real peers instead and check the outcome against its limits
     (docs/LABORATORY.md in a clone). The exit status is 1 if a limit is missed.
@@ -108,33 +100,21 @@ def testnet(
         run_scenario = package_of_clone("lab", "--scenario").run_scenario
         place = out if _is_given(context, "out") else Path("out/lab") / scenario.stem
         return run_scenario(scenario, changes, stage, place, threads, page or "")
-    if stages is not None and devices is None:
-        raise click.UsageError("--stages needs --devices.")
-    if page is not None and devices is not None:
-        raise click.UsageError("--page cannot be used with --devices, which runs two testnets.")
-    chosen = chosen_manifest(preset, manifest)
+    chosen = chosen_manifest(preset, manifest, seed)
     if page is not None:
         check_listen_address(ListenAddress.parse(page))  # before an earlier testnet is replaced
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=PLAIN_WIDTH)
     source = None if manifest is None else manifest if manifest.is_dir() else manifest.parent
-    means = Means(threads, seconds, weights, page, page is not None and sys.stdout.isatty())
     names = [f"peer-{number}" for number in range(1, peers + 1)]
-
-    def conducted(place: Path, solo: bool, means: Means) -> TestnetReport:
-        with claimed(place):
-            return _conducted(lay_out(place, chosen, names, solo, seed, source=source), means, console)
-
-    if devices is None:
-        return EXIT_FAILED if conducted(out, not no_solo, means).failures else 0
-    several = conducted(out / "several", False, replace(means, devices=devices, stages=stages))
-    plain = conducted(out / "plain", False, means)
-    if several.measured is not None and plain.measured is not None:
-        ours, theirs = several.measured.averaged_val_loss, plain.measured.averaged_val_loss
-        words = f"{ours:.4f} with {names[0]} on {devices}, {theirs:.4f} with plain peers alone"
-        _print(console, f"Held-out loss of the averaged model: {words} (ratio {ours / theirs:.3f})")
-    return EXIT_FAILED if several.failures or plain.failures else 0
+    with claimed(out):
+        plan = lay_out(out, chosen, names, not no_solo, source)
+        report = _conducted(plan, Options(threads, seconds, weights, page, devices), console)
+        document = json.dumps(reports.summary(report), indent=1, allow_nan=False)
+        (out / "summary.json").write_text(document + "\n", encoding="utf-8")
+        _show(report, plan, console)
+    return EXIT_FAILED if report.failures else 0
 
 
 def _is_given(context: click.Context, name: str) -> bool:
@@ -146,43 +126,29 @@ def _print(console: Console, *lines: str) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
 
-def _conducted(plan: Plan, means: Means, console: Console) -> TestnetReport:
-    """Run a testnet, print its report and write its summary."""
+def _conducted(plan: Plan, options: Options, console: Console) -> TestnetReport:
+    """Run a testnet and measure what it trained."""
     watch, manifest = Watch(plan.trainers, console), plan.signed.manifest
     solo = " and a solo run to compare with" if plan.solo else ""
     watch.say(
         f"{len(plan.peers)} peers{solo}; model of {parameter_count(manifest.model):,} parameters, "
         f"{manifest.run.tokens:,} tokens of all peers; output directory: {plan.out}"
     )
-    found: list[TestnetReport] = []
-
-    def finish(ending: Ending) -> None:
-        report = _report(plan, means, ending)
-        found.append(report)
-        document = json.dumps(reports.summary(report), indent=1, allow_nan=False)
-        (plan.out / "summary.json").write_text(document + "\n", encoding="utf-8")
-        _show(report, plan, console)
-
     try:
-        asyncio.run(conduct(plan, means, watch, finish))
+        ending = asyncio.run(conduct(plan, options, watch))
     except (KeyboardInterrupt, asyncio.CancelledError):
         watch.say("interrupted; all processes have stopped")
         raise KeyboardInterrupt from None
-    return found[0]
-
-
-def _report(plan: Plan, means: Means, ending: Ending) -> TestnetReport:
     measured, unmeasured = None, "the testnet ended early"
     if not ending.troubles:
         from peer.testnet.measure import measure
 
         try:
-            measured = measure(plan.signed, [each.home for each in plan.peers], means.threads)
+            measured = measure(plan.signed, [each.home for each in plan.peers], options.threads)
         except UserError as error:
             unmeasured = error.problem
-    peers = tuple(reports.outcome(each.name, each.home.summary) for each in plan.peers)
-    solo = reports.outcome(plan.solo.name, plan.solo.home.summary) if plan.solo else None
-    return TestnetReport(peers, solo, ending, measured, unmeasured, plan.signed.manifest.run.seed)
+    peers, alone = reports.figures_of(plan.peers), reports.figures_of([plan.solo] if plan.solo else [])
+    return TestnetReport(peers, alone, ending, measured, unmeasured, manifest.run.seed)
 
 
 def _show(report: TestnetReport, plan: Plan, console: Console) -> None:

@@ -5,6 +5,7 @@ Shapes: P parameters, N peers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from p2ptrain import checkpoint
-from p2ptrain.base.errors import HomeError
+from p2ptrain.base.errors import HomeError, WeightsError
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.tokens.corpus import HELD_OUT_TOKENS
 from p2ptrain.tokens.opened import end_of_turn
@@ -33,16 +34,20 @@ def measure(
 ) -> Measured:
     """Average the peers' models and measure the result.
 
-    Raises UserError if a home holds no fitting weights, or the first one not what the run names.
+    Raises UserError if a home holds no fitting weights, or the first one not what the run names, or if the average's
+    loss is not finite.
     """
     torch.set_num_threads(threads)
     trained = [weights_of(home.trained, home.checkpoints) for home in homes]
     final = [weights_of(home.checkpoints) for home in homes]
     module = model_of(signed, mean(trained)).module
     corpus, tokenizer = run_text(homes[0], signed.manifest), run_tokenizer(homes[0], signed)
+    loss = validation_loss(module, corpus, HELD_OUT_TOKENS).value
+    if not math.isfinite(loss):
+        raise WeightsError("Its held-out loss is not a finite number.", "Lower training.learning_rate.")
     dialogue = corpus.prompt_ids()
     return Measured(
-        averaged_val_loss=validation_loss(module, corpus, HELD_OUT_TOKENS).value,
+        averaged_val_loss=loss,
         disagreement=disagreement(trained),
         final_disagreement=disagreement(final),
         sample=sample_text(module, tokenizer, dialogue, end_of_turn(signed.manifest), SAMPLE_TOKENS).strip(),

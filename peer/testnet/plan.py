@@ -8,20 +8,22 @@
     OUT/peer-1/ …    the peers' homes, each with the process's output.log
     OUT/solo/        the home of the peer that trains alone
     OUT/summary.json
-    OUT/.p2ptrain-testnet    marks OUT as replaceable; locked while a testnet runs
+    OUT/.p2ptrain-testnet    marks OUT as replaceable
+    OUT/lock                 held while a testnet runs
 """
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
+import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from p2ptrain.base import files
-from p2ptrain.base.errors import HomeError, ManifestError
+from p2ptrain.base.errors import ManifestError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.data.file_store import FILES_FOLDER, WEIGHTS_OPTION, FileStore, named_files, stored
 from p2ptrain.data.unfinished import SHARDS_FOLDER
@@ -42,10 +44,6 @@ from p2ptrain.recipes import RECIPES
 from peer.home import Home
 
 MARKER = ".p2ptrain-testnet"
-OPEN = {"admission.policy": "open"}
-"""Admission of a testnet, whatever the manifest says: all its peers are on this machine and need no invite."""
-
-_NO_AUTHOR = "00" * 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,51 +87,42 @@ class Plan:
         return (*self.peers, self.solo) if self.solo else self.peers
 
 
-def chosen_manifest(preset_name: str, source: Path | None) -> Manifest:
-    """Return the manifest to train: a preset's, a file's or a run directory's. Raises ManifestError."""
-    manifest = preset(preset_name, _NO_AUTHOR) if source is None else read_run(source)
+def chosen_manifest(preset_name: str, source: Path | None, seed: int | None = None) -> Manifest:
+    """Return the manifest to train: a preset's, a file's or a run directory's. Raises ManifestError.
+
+    Admission is open: all peers are on this machine and need no invite.
+    """
+    manifest = preset(preset_name) if source is None else read_run(source)
     recipe = RECIPES[manifest.outer.recipe]
     if not recipe.exchanges:
         raise ManifestError(
             f"outer.recipe: {recipe.name} makes no exchanges, so a testnet of it would not be a swarm.",
             "Choose a manifest whose recipe makes exchanges; the testnet adds the solo run by itself.",
         )
-    return manifest
+    return with_changes(manifest, {"admission.policy": "open"} | ({} if seed is None else {"run.seed": seed}))
 
 
-def claimed(out: Path, before: Callable[[], None] = lambda: None) -> BinaryIO:
-    """Empty OUT of an earlier testnet. Raises HomeError if it holds anything else, or if another testnet runs there.
+@contextlib.contextmanager
+def claimed(out: Path, before: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold OUT, emptied of an earlier testnet. Raises UserError if it holds anything else, or another testnet runs.
 
     Args:
         before: called after locking and before emptying, to end processes of that testnet that still write there.
-
-    Returns the open lock file, a context manager; closing it frees OUT.
     """
-    marker = out / MARKER
-    try:
-        if files.exists(out) and not files.exists(marker) and (not out.is_dir() or any(out.iterdir())):
-            raise HomeError(
-                f"{out} exists and is not the output of a testnet.",
-                "Choose another directory with --out; only an earlier testnet is replaced.",
-            )
-        out.mkdir(parents=True, exist_ok=True)
-        lock = marker.open("ab")
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        before()
-        for entry in out.iterdir():
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry)
-            elif entry != marker:
-                entry.unlink()
-    except BlockingIOError:
-        lock.close()
-        raise HomeError(
-            f"Another testnet is running in {out}.", "Wait for it, stop it, or choose another directory with --out."
-        ) from None
-    except OSError as error:
-        remedy = files.remedy(error, "choose another directory with --out")
-        raise HomeError(f"{out} cannot be written: {files.cause(error)}.", remedy) from error
-    return lock
+    if not os.access(out / MARKER, os.F_OK):
+        files.check_vacant(out)
+    with files.locked(out, "--out"):
+        try:
+            (out / MARKER).touch()
+            before()
+            for entry in out.iterdir():
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                elif entry.name not in (MARKER, files.LOCK):
+                    entry.unlink()
+        except OSError as error:
+            raise files.unusable(out, error, "--out") from error
+        yield
 
 
 def lay_out(
@@ -141,21 +130,16 @@ def lay_out(
     manifest: Manifest,
     names: Sequence[str],
     solo: bool = False,
-    seed: int | None = None,
-    is_gated: bool = False,
     source: Path | None = None,
 ) -> Plan:
     """Create a run with its own key, its solo twin, and a home with an identity for each trainer. Raises UserError.
 
     Args:
         names: of the peers.
-        is_gated: whether the manifest's admission policy applies; otherwise admission is open.
         source: the author's directory of the run, with the files and the shards that the manifest names; None: it
             names none.
     """
-    changes: dict[str, Any] = {} if seed is None else {"run.seed": seed}
-    changes |= {} if is_gated else OPEN
-    signed = _write_run(out / "run", manifest, changes)
+    signed = _write_run(out / "run", manifest, {})
     alone = None
     if solo:
         twin = _write_run(out / "solo-run", signed.manifest, _solo_changes(signed.manifest, len(names)))

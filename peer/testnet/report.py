@@ -7,8 +7,7 @@ that it exchanged.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 from rich.table import Table
 
 from peer.messages import duration, size
+from peer.testnet.plan import TrainerProcess
 from peer.testnet.runner import Ending
 
 LEARNED = 0.97
@@ -39,13 +39,8 @@ FIGURES = ("id", *(name for _, name, _ in COLUMNS), "outer_steps", "finished", "
 """What the report takes from a trainer's summary.json. Losses that were not measured are None."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrainerOutcome:
-    """The outcome of one trainer."""
-
-    name: str
-    figures: Mapping[str, Any] | None
-    """Figures of its summary.json, by the names in FIGURES; None if it wrote no summary."""
+Figures = Mapping[str, Any]
+"""Figures of a trainer's summary.json, by the names in FIGURES."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +61,10 @@ class Measured:
 class TestnetReport:
     """Result of a testnet."""
 
-    peers: tuple[TrainerOutcome, ...]
-    solo: TrainerOutcome | None
+    peers: Mapping[str, Figures | None]
+    """Figures of each peer, by name; None if it wrote no summary."""
+    solo: Mapping[str, Figures | None]
+    """Those of the solo run; empty if there was none."""
     ending: Ending
     measured: Measured | None
     """None if there was nothing to average."""
@@ -79,39 +76,38 @@ class TestnetReport:
     def failures(self) -> list[str]:
         """Faults, for people to read; empty if the peers were a swarm and learned."""
         found = list(self.ending.troubles)
-        for each in (*self.peers, *([self.solo] if self.solo else [])):
-            found += [f"{each.name} {fault}" for fault in _faults(each, self.ending, each is self.solo)]
+        for name, figures in {**self.peers, **self.solo}.items():
+            found += [f"{name} {fault}" for fault in _faults(name, figures, self.ending, name in self.solo)]
         if self.measured is None:
             found.append(f"the averaged model could not be measured: {self.unmeasured}")
-        elif not math.isfinite(self.measured.averaged_val_loss):
-            found.append("the averaged model's loss is not a finite number")
         return found
 
     @property
     def solo_loss(self) -> float | None:
-        return self.solo.figures["val_loss_last"] if self.solo is not None and self.solo.figures is not None else None
+        return next((figures["val_loss_last"] for figures in self.solo.values() if figures), None)
 
 
-def outcome(name: str, summary: Path) -> TrainerOutcome:
-    """Read a trainer's summary.json."""
+def figures_of(trainers: Iterable[TrainerProcess]) -> dict[str, Figures | None]:
+    """Read the trainers' summary.json."""
+    return {each.name: _figures(each.home.summary) for each in trainers}
+
+
+def _figures(summary: Path) -> Figures | None:
     try:
         document = json.loads(summary.read_bytes())
-        return TrainerOutcome(name, {each: document[each] for each in FIGURES})
+        return {each: document[each] for each in FIGURES}
     except (OSError, ValueError, KeyError, TypeError):
-        return TrainerOutcome(name, None)
+        return None
 
 
-def _faults(each: TrainerOutcome, ending: Ending, is_solo: bool) -> list[str]:
-    if any(trouble.startswith(f"{each.name} ended") for trouble in ending.troubles):
+def _faults(name: str, figures: Figures | None, ending: Ending, is_solo: bool) -> list[str]:
+    if any(trouble.startswith(f"{name} ended") for trouble in ending.troubles):
         return []  # already among the troubles, with its last output
-    status = ending.statuses.get(each.name)
-    if status is None:
-        return ["was never started"]
-    if status:
+    if status := ending.statuses.get(name):
         return [f"ended with status {status}"]
-    if each.figures is None:
+    if figures is None:
         return ["left no summary.json"]
-    figures, found = each.figures, []
+    found = []
     first, last = figures["val_loss_first"], figures["val_loss_last"]
     if first is None or last is None or not last < LEARNED * first:
         found.append(f"did not learn: its held-out loss went from {first} to {last}")
@@ -125,19 +121,16 @@ def _faults(each: TrainerOutcome, ending: Ending, is_solo: bool) -> list[str]:
 def summary(report: TestnetReport) -> dict[str, Any]:
     """Return the content of ``summary.json``; a figure that was not measured is null."""
     unknown = dict.fromkeys(each.name for each in fields(Measured))
-    measured = unknown if report.measured is None else asdict(report.measured)
-    if report.measured is not None and not math.isfinite(report.measured.averaged_val_loss):
-        measured["averaged_val_loss"] = None
     return {
         "passed": not report.failures,
         "failures": report.failures,
         "cut_short": report.ending.cut_short,
-        "peers": [each.figures for each in report.peers if each.figures is not None],
+        "peers": [figures for figures in report.peers.values() if figures],
         "solo_val_loss": report.solo_loss,
         "wall_s": round(report.ending.wall_s, 1),
         "seed": report.seed,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        **measured,
+        **(asdict(report.measured) if report.measured else unknown),
     }
 
 
@@ -147,16 +140,15 @@ def table(report: TestnetReport) -> Table:
     shown.add_column("")
     for heading, _, _ in COLUMNS:
         shown.add_column(heading, justify="right", no_wrap=True)
-    for each in (*report.peers, *([report.solo] if report.solo else [])):
-        figures = each.figures or {}
-        values = [(figures.get(name), how) for _, name, how in COLUMNS]
-        shown.add_row(each.name, *("?" if value is None else how(value) for value, how in values))
+    for who, figures in {**report.peers, **report.solo}.items():
+        values = [((figures or {}).get(name), how) for _, name, how in COLUMNS]
+        shown.add_row(who, *("?" if value is None else how(value) for value, how in values))
     return shown
 
 
 def comparison(report: TestnetReport) -> list[str]:
     """Return lines that compare the averaged model with the solo run and state the peers' disagreement."""
-    measured, known = report.measured, [each.figures for each in report.peers if each.figures is not None]
+    measured, known = report.measured, [figures for figures in report.peers.values() if figures]
     if measured is None:
         return []
     lines = [f"The peers' averaged model: held-out loss {measured.averaged_val_loss:.4f}"]

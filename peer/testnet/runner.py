@@ -6,11 +6,10 @@ Every started child ends before ``conduct`` returns, also on an error or cancell
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,7 +52,7 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class Options:
     """Options apart from the run."""
 
     threads: int
@@ -63,72 +62,59 @@ class Means:
     weights: Path | None = None
     page: str | None = None
     """Address at which the bootstrap shows the swarm; None for none."""
-    stays: bool = False
-    """Whether the page stays open after the end until Ctrl+C."""
     devices: str | None = None
     """Devices of the first peer; None: one, as for the others."""
-    stages: int | None = None
-    """Pipeline stages of the first peer; None: as the peer chooses."""
 
 
-async def conduct(plan: Plan, means: Means, watch: Watch, finish: Callable[[Ending], None]) -> None:
-    """Run the testnet to its end. SIGTERM acts as Ctrl+C.
-
-    Args:
-        finish: called when all trainers have ended.
-    """
+async def conduct(plan: Plan, options: Options, watch: Watch) -> Ending:
+    """Run the testnet to its end. SIGTERM acts as Ctrl+C."""
     task = asyncio.current_task()
     assert task is not None  # asyncio.run made it
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     began, children, cut_short = time.monotonic(), dict[str, Child](), False
     try:
-        troubles = await _start(plan, means, children, watch)
+        troubles = await _start(plan, options, children, watch)
         if not troubles:
-            troubles, cut_short = await _until_over(children, means.seconds, watch)
+            troubles, cut_short = await _until_over(children, options.seconds, watch)
         trainers = {name: child for name, child in children.items() if name != BOOTSTRAP}
         await processes.stop(trainers.values(), SAVE_GRACE_S)
         watch.refresh()
         statuses = {name: child.ended.result() for name, child in trainers.items()}
-        finish(Ending(statuses, tuple(troubles), cut_short, time.monotonic() - began))
-        if means.stays and not troubles:
-            watch.say(f"the page stays open at {page_url(plan.bootstrap / 'output.log')} until Ctrl+C")
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.get_running_loop().create_future()
+        return Ending(statuses, tuple(troubles), cut_short, time.monotonic() - began)
     finally:
         await processes.stop(children.values(), LEAVE_GRACE_S)
 
 
-async def _start(plan: Plan, means: Means, children: dict[str, Child], watch: Watch) -> list[str]:
+async def _start(plan: Plan, options: Options, children: dict[str, Child], watch: Watch) -> list[str]:
     """Start all processes into ``children``; return troubles."""
-    weights = [] if means.weights is None else ["--weights", str(means.weights)]
-    is_short = means.seconds is not None and means.seconds < COMPILE_WORTH_S
+    weights = [] if options.weights is None else ["--weights", str(options.weights)]
+    page = [] if options.page is None else ["--page", options.page]
+    is_short = options.seconds is not None and options.seconds < COMPILE_WORTH_S
     # At once: with the low priority of other compilers it would end after the testnet.
     variables = {} if is_short or compile_mode("auto", os.environ) == "off" else {COMPILE_VARIABLE: "on"}
 
     async def start(trainer: TrainerProcess, *arguments: str) -> None:
         words = [*arguments, "--home", str(trainer.home.path), *weights]
         children[trainer.name] = await processes.start(
-            trainer.name, "peer", words, trainer.log, means.threads, variables=variables
+            trainer.name, "peer", words, trainer.log, options.threads, variables=variables
         )
 
     if plan.solo is not None:  # it needs no bootstrap and can start first
         text = ["--mirror", str(plan.shards)] if plan.shards.exists() else []
         await start(plan.solo, *text)
-    arguments = [str(plan.run), "--local", "--home", str(plan.bootstrap)]
-    arguments += [] if means.page is None else ["--page", means.page]
+    arguments = [str(plan.run), "--local", "--home", str(plan.bootstrap), *page]
     log = plan.bootstrap / "output.log"
     bootstrap = children[BOOTSTRAP] = await processes.start("bootstrap", "bootstrap", arguments, log, 1)
     link = await join_link(plan.bootstrap / "join-link.txt", bootstrap)
     if link is None:
         return [f"the bootstrap printed no join link; {said(bootstrap)}"]
     watch.say(f"the bootstrap is up; starting {len(plan.peers)} peers")
-    if means.page is not None:
+    share = ["--share"] if page else []
+    if page:
         watch.say(f"watch them at {page_url(log)}")
-    for number, each in enumerate(plan.peers):
-        own = ["--share"] if means.page is not None else []
-        own += ["--devices", means.devices] if means.devices is not None and number == 0 else []
-        own += ["--stages", str(means.stages)] if means.stages is not None and number == 0 else []
-        await start(each, link, "--local", "--nickname", each.name, *own)
+    for each in plan.peers:
+        devices = ["--devices", options.devices] if options.devices is not None and each is plan.peers[0] else []
+        await start(each, link, "--local", "--nickname", each.name, *share, *devices)
     return []
 
 

@@ -59,8 +59,9 @@ def noted(view: TrainerProgress, note: Mapping[str, Any]) -> TrainerProgress:
 
 def described(views: Mapping[str, TrainerProgress]) -> str:
     """Format the views: ``peer-1 34 % loss 2.310, peer-2 starting; 1,203 tokens/s, 12 exchanges``."""
+    losses = {name: f" loss {view.loss:.3f}" if view.loss > 0 else "" for name, view in views.items()}
     each = [
-        f"{name} {100 * view.fraction:.0f} % loss {view.loss:.3f}" if view.loss > 0 else f"{name} starting"
+        f"{name} {100 * view.fraction:.0f} %{losses[name]}" if view.begun else f"{name} starting"
         for name, view in views.items()
     ]
     tokens_per_s = sum(view.tokens_per_s for view in views.values())

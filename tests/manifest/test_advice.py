@@ -11,7 +11,6 @@ from p2ptrain.manifest.fitting import MIN_OUTER_STEPS, fitted
 
 AUTHOR = "ab" * 32
 DEMO_STEP = 128 * 2 * 20
-RING = {"outer.recipe": "gasloc", "outer.exchanges_per_step": 0, "outer.topology": "ring"}
 LOCAL = {"outer.recipe": "local", "outer.exchanges_per_step": 0, "outer.weights": "equal"}
 
 
@@ -49,21 +48,6 @@ def test_a_run_that_was_fitted_to_a_text_raises_no_warning(tokens: int) -> None:
             "run.tokens: 5,120 make 1 outer step of",
             "at least 102,400, which are 20, or lower outer.inner_steps, now 20",
         ),
-        (
-            {"outer.recipe": "local", "outer.exchanges_per_step": 0},
-            "outer.weights: work, and recipe local averages nothing",
-            "set it to equal",
-        ),
-        (
-            {**RING, "outer.partners": 2},
-            "outer.partners: 2, and topology ring names the partners itself",
-            "set it to 1",
-        ),
-        (
-            {**LOCAL, "outer.partners": 2},
-            "outer.partners: 2, and recipe local exchanges nothing",
-            "set it to 1",
-        ),
     ],
 )
 def test_a_value_without_sense_is_named_with_its_bound(changes: dict[str, Any], beginning: str, end: str) -> None:
@@ -79,8 +63,6 @@ def test_a_value_without_sense_is_named_with_its_bound(changes: dict[str, Any], 
         {"training.warmup_tokens": 0},
         {"run.tokens": MIN_OUTER_STEPS * DEMO_STEP},
         {"run.tokens": DEMO_STEP, **LOCAL},
-        {**RING, "outer.partners": 1},
-        {"outer.recipe": "gasloc", "outer.exchanges_per_step": 0, "outer.partners": 2},
     ],
 )
 def test_a_value_within_its_bound_raises_no_warning(changes: dict[str, Any]) -> None:

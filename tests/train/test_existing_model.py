@@ -20,7 +20,7 @@ from p2ptrain.data.chat_template import ChatTemplate
 from p2ptrain.data.own_text import NewRun, Wanted, create
 from p2ptrain.data.tokenizer import ByteTokenizer
 from p2ptrain.manifest import PRESETS, parameter_count, preset, read_run, with_changes
-from p2ptrain.manifest.continuing import continued, nearest_preset
+from p2ptrain.manifest.fitting import continued, nearest_preset
 from p2ptrain.train.existing_model import read_model
 from p2ptrain.train.model import build_module
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from small_corpus import corpus_of
 
-from p2ptrain.base.errors import HomeError, ManifestError
+from p2ptrain.base.errors import HomeError, ManifestError, UserError
 from p2ptrain.data.file_store import FileStore, stored
 from p2ptrain.data.published_settings import PublishedSettings
 from p2ptrain.manifest import create_run, load_run, preset, render_toml, sign_run, with_changes
@@ -26,7 +26,7 @@ TWO = ["peer-1", "peer-2"]
 
 
 def test_a_fresh_testnet_has_a_run_a_twin_and_homes(tmp_path: Path) -> None:
-    plan = lay_out(tmp_path, DEMO, TWO, solo=True, seed=7)
+    plan = lay_out(tmp_path, chosen_manifest("demo", None, seed=7), TWO, solo=True)
     assert load_run(plan.run) == plan.signed
     assert plan.signed.manifest.run.seed == 7
     assert [trainer.name for trainer in plan.trainers] == ["peer-1", "peer-2", "solo"]
@@ -91,15 +91,11 @@ def test_without_a_solo_run_or_a_seed(tmp_path: Path) -> None:
     assert plan.signed.manifest.run.seed == DEMO.run.seed
 
 
-def test_a_testnet_of_a_private_run_is_open(tmp_path: Path) -> None:
-    plan = lay_out(tmp_path, with_changes(DEMO, {"admission.policy": "invite"}), TWO, solo=True)
-    assert plan.signed.manifest.admission.policy == "open"
-
-
-def test_one_with_a_door_is_as_private_as_its_manifest(tmp_path: Path) -> None:
+def test_a_testnet_of_a_private_run_is_open_and_a_scenario_is_not(tmp_path: Path) -> None:
     private = with_changes(DEMO, {"admission.policy": "invite"})
-    plan = lay_out(tmp_path, private, TWO, is_gated=True)
-    assert plan.signed.manifest.admission.policy == "invite"
+    (tmp_path / "mine.toml").write_text(render_toml(private))
+    assert chosen_manifest("demo", tmp_path / "mine.toml").admission.policy == "open"
+    assert lay_out(tmp_path, private, TWO).signed.manifest.admission.policy == "invite"
 
 
 def test_a_manifest_comes_from_a_file_or_a_run(tmp_path: Path) -> None:
@@ -144,22 +140,22 @@ def test_an_earlier_testnet_is_replaced_and_nothing_else(tmp_path: Path) -> None
         (out / "peer-1" / "old").write_text("")
         (out / "summary.json").write_text("")
     with claimed(out):
-        assert [entry.name for entry in out.iterdir()] == [MARKER]
+        assert sorted(entry.name for entry in out.iterdir()) == [MARKER, "lock"]
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("years of work")
-    with pytest.raises(HomeError, match="is not the output of a testnet"), claimed(mine):
+    with pytest.raises(UserError, match="mine exists and is not empty"), claimed(mine):
         pass
     assert (mine / "thesis.txt").exists()
     (tmp_path / "file").write_text("")
-    with pytest.raises(HomeError), claimed(tmp_path / "file"):
+    with pytest.raises(UserError), claimed(tmp_path / "file"):
         pass
 
 
 def test_one_testnet_at_a_time(tmp_path: Path) -> None:
     with (
         claimed(tmp_path / "out"),
-        pytest.raises(HomeError, match="Another testnet is running"),
+        pytest.raises(HomeError, match="Another process uses"),
         claimed(tmp_path / "out"),
     ):
         pass
@@ -167,5 +163,5 @@ def test_one_testnet_at_a_time(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(HomeError, match="cannot be written"), claimed(tmp_path / "file" / "out"):
+    with pytest.raises(HomeError, match="cannot be used"), claimed(tmp_path / "file" / "out"):
         pass

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -19,9 +17,9 @@ from rich.console import Console
 
 from p2ptrain.manifest import preset
 from peer.testnet import runner as conducting
-from peer.testnet.plan import lay_out
+from peer.testnet.plan import Plan, lay_out
 from peer.testnet.processes import last_words
-from peer.testnet.runner import Ending, Means, conduct
+from peer.testnet.runner import Ending, Options, conduct
 from peer.testnet.watch import Watch
 
 BOOTSTRAP = """
@@ -58,7 +56,7 @@ if does != "finish":
 """
 
 
-MEANS, SHORT = Means(threads=1), Means(threads=1, seconds=0.1)
+ALL, SHORT = Options(threads=1), Options(threads=1, seconds=0.1)
 
 
 @pytest.fixture
@@ -71,48 +69,25 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def conducted(stage: Path, means: Means = MEANS, finish: Callable[[Ending], None] = lambda ending: None):
-    """Return the plan and the ending; call ``finish`` with it, too."""
+def conducted(stage: Path, options: Options = ALL) -> tuple[Plan, Ending]:
+    """Return the plan and the ending."""
     plan = lay_out(stage / "out", preset("demo", "ab" * 32), ["peer-1", "peer-2"], solo=True)
-    found: list[Ending] = []
-
-    def end(ending: Ending) -> None:
-        found.append(ending)
-        finish(ending)
-
     with (stage / "screen").open("w") as screen:
-        asyncio.run(conduct(plan, means, Watch(plan.trainers, Console(file=screen)), end))
-    return plan, found[0]
+        return plan, asyncio.run(conduct(plan, options, Watch(plan.trainers, Console(file=screen))))
 
 
 def test_it_ends_when_all_trainers_did(stage: Path) -> None:
-    plan, ending = conducted(stage, Means(3, weights=Path("model")))
+    plan, ending = conducted(stage, Options(3, weights=Path("model"), devices="cpu,cpu"))
     assert ending.statuses == {"solo": 0, "peer-1": 0, "peer-2": 0}
     assert ending.troubles == ()
     assert not ending.cut_short
-    peer, solo = ((trainer.home.path / "arguments").read_text() for trainer in (plan.peers[0], plan.trainers[-1]))
-    assert peer.startswith('["p2ptrain://the-link", "--local", "--nickname", "peer-1", "--home"')
+    peer, other, solo = ((trainer.home.path / "arguments").read_text() for trainer in plan.trainers)
+    assert peer.startswith(
+        '["p2ptrain://the-link", "--local", "--nickname", "peer-1", "--devices", "cpu,cpu", "--home"'
+    )
+    assert "--devices" not in other
     assert peer.endswith('"--weights", "model", "3"]')
     assert solo.startswith('["--home"')
-
-
-def children() -> list[str]:
-    """Return the commands of this process's children, but for the one with which Python 3.14 tracks semaphores."""
-    commands = [" ".join(each.cmdline()) for each in psutil.Process().children()]
-    return [command for command in commands if "resource_tracker" not in command]
-
-
-def test_when_it_finishes_the_bootstrap_alone_is_still_there(stage: Path) -> None:
-    there: list[list[str]] = []
-    conducted(stage, finish=lambda ending: there.append(children()))
-    assert [["bootstrap" in each for each in programs] for programs in there] == [[True]]
-    assert children() == []
-
-
-def test_after_a_trouble_the_page_does_not_stay(stage: Path) -> None:
-    (stage / "does-peer-1").write_text("crash")
-    _, ending = conducted(stage, Means(threads=1, page="0", stays=True))
-    assert ending.troubles
 
 
 def test_seconds_cut_it_short_and_everybody_saves(stage: Path) -> None:
@@ -226,32 +201,3 @@ def test_nothing_survives_a_killed_testnet(stage: Path) -> None:
     process.wait(60)
     assert not psutil.wait_procs(children, timeout=60)[1]
     assert (stage / "out" / "peer-1" / "left").exists()
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_on_a_terminal_the_page_stays_to_be_looked_at(stage: Path, number: signal.Signals) -> None:
-    """Check that the page stays open after the report until Ctrl+C, which is then the normal end."""
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [*REAL, "testnet", "--peers", "2", "--no-solo", "--out", "out", "--page", "0"],
-        stdin=subprocess.DEVNULL,
-        stdout=theirs,
-        stderr=theirs,
-        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"COLUMNS": "200"},
-    )
-    os.close(theirs)
-    said = b""
-    # Reading a closed terminal raises an error.
-    with contextlib.suppress(OSError), os.fdopen(ours, "rb", buffering=0) as terminal:
-        is_told = False
-        while part := terminal.read(4096):
-            said += part
-            if not is_told and b"until Ctrl+C" in said:
-                is_told = True
-                assert process.poll() is None
-                assert len(psutil.Process(process.pid).children(recursive=True)) == 1
-                process.send_signal(number)
-    assert process.wait(60) == 1, "the stand-ins have learned nothing"
-    assert (stage / "out" / "summary.json").exists()
-    assert b"until Ctrl+C" in said
-    assert b"interrupted" not in said

@@ -34,7 +34,7 @@ def test_a_view_follows_the_notes() -> None:
     assert first.begun
     view = noted(view, PROGRESS)
     assert described({"a": view, "b": view, "c": first}) == (
-        "a 34 % loss 2.310, b 34 % loss 2.310, c starting; 2,407 tokens/s, 24 exchanges"
+        "a 34 % loss 2.310, b 34 % loss 2.310, c 0 %; 2,407 tokens/s, 24 exchanges"
     )
     assert noted(view, {"kind": "trained"}).fraction == 1.0
     assert noted(view, {"kind": "never heard of"}) == view
