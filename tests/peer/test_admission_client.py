@@ -373,7 +373,7 @@ def test_a_peer_that_is_not_admitted_gets_no_text_and_once_it_is_admitted_gets_i
         return fault, await sources.fetch(GUEST.peer, 0, lambda size: None)
 
     fault, data = virtual_time.run(main())
-    assert Refusal.NO_INVITE.text in fault
+    assert Refusal.NO_INVITE in fault
     assert data == store.path(index.digests[0]).read_bytes()
 
 
