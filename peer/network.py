@@ -93,15 +93,13 @@ class Connection:
         self._is_unreachable = last.unreachable  # by the last verdict: nobody can dial this peer
         self._relay_limits = RelayLimits() if options.relay else NO_RELAY
         self._handler: Callable[[Link], Awaitable[None]] | None = None
-        self._end: float | None = None
-        """Progress at the run's end; None: not known yet."""
         self._supervisor = NodeSupervisor(
             self._start_node, self._start_services, self._watch_node, self._node_died, self._node_returned
         )
         self._transport: P2PTransport | None = None
         self._parallel_streams: ParallelStreams | None = None
         self._handlers: dict[str, tuple[Limits, Callable[[StreamLink], Awaitable[None]]]] = {}
-        self._gate: Gate | None = None
+        self._set_ups: list[Callable[[Node], None]] = []
         self._reachability: ReachabilityManager | None = None
         self._started_at = 0.0  # of the current node, monotonic clock
         self._told: Mapping[int, bool] | None = None  # verdicts that made us replace the last node
@@ -128,16 +126,18 @@ class Connection:
 
     async def serve_manifest(self, signed: SignedManifest) -> None:
         """Serve the manifest and keep farewell records, on this node and later ones."""
-        self._end = signed.manifest.run.tokens
-        with contextlib.suppress(NetworkError):  # p2pd is being restarted, and the next one gets it
-            self.node.end_at(self._end)
+        self._set_up(lambda node: node.end_at(signed.manifest.run.tokens))
         await self.serve(MANIFEST_PROTOCOL, LIMITS, manifest_handler(self._run, signed.to_bytes()))
 
     def stand_at(self, gate: Gate) -> None:
         """Accept only members in the DHT, on this node and later ones."""
-        self._gate = gate
+        self._set_up(lambda node: node.stand_at(gate))
+
+    def _set_up(self, set_up: Callable[[Node], None]) -> None:
+        """Do something with this node and later ones."""
+        self._set_ups.append(set_up)
         if self._supervisor.current is not None:
-            self._supervisor.current.stand_at(gate)
+            set_up(self._supervisor.current)
 
     async def serve(self, protocol: str, limits: Limits, handler: Callable[[StreamLink], Awaitable[None]]) -> None:
         """Handle inbound streams of a protocol, on this node and later ones; their bytes count as given."""
@@ -293,10 +293,8 @@ class Connection:
         await self._parallel_streams.listen()
         services.append(await serve_reach(node, self.rates))
         services.append(await Relay.start(node, self._relay_limits, self.rates))
-        if self._gate is not None:
-            node.stand_at(self._gate)
-        if self._end is not None:
-            node.end_at(self._end)
+        for set_up in self._set_ups:
+            set_up(node)
         for protocol in tuple(self._handlers):  # ``serve`` may add others meanwhile, on this node
             await self._serve_on(node, protocol)
         told, self._told = self._told, None
