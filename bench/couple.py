@@ -139,7 +139,7 @@ def side(manifest: Manifest, task: InnerTask, key: Path, bootstraps: tuple[str, 
     core = Peer(identity.peer_id, rules, Random(0))
     notebook, begun = MemoryLog(), threading.Event()
     home = Home(key.with_suffix(".home"))
-    home.path.mkdir()
+    home.path.mkdir(exist_ok=True)
     home.save_addresses(Addresses((), bootstraps))
     with NetworkThread() as thread, ThreadPoolExecutor(CODEC_THREADS) as pool:
 
