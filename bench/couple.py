@@ -32,7 +32,6 @@ from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.host.learner import Learner
 from p2ptrain.host.rules import codecs_of, learner_rules, swarm_rules
 from p2ptrain.manifest import Manifest, SignedManifest, preset, with_changes
-from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.driver import Driver, DriverEnvironment
 from p2ptrain.net.identity import Identity
 from p2ptrain.outer.fragments import slices
@@ -44,7 +43,9 @@ from p2ptrain.train.autofit import Placement, place
 from p2ptrain.train.batches import CorpusReader
 from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.model import flat_model
+from peer.home import Addresses, Home
 from peer.network import Connection
+from peer.start_options import PeerOptions
 from peer.swarm_task import CODEC_THREADS
 
 CPU = torch.device("cpu")
@@ -136,13 +137,15 @@ def side(manifest: Manifest, task: InnerTask, key: Path, bootstraps: tuple[str, 
     )
     core = Peer(identity.peer_id, rules, Random(0))
     notebook, begun = MemoryLog(), threading.Event()
-    cache = PeerCache(key.with_suffix(".peers"))
+    home = Home(key.with_suffix(".home"))
+    home.path.mkdir(exist_ok=True)
+    home.save_addresses(Addresses((), bootstraps))
     with NetworkThread() as thread, ThreadPoolExecutor(CODEC_THREADS) as pool:
 
         async def work(function: Callable[..., Any], *arguments: Any) -> Any:
             return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
 
-        connection = Connection(identity, signed.run_id, bootstraps, cache, notebook, local=True)
+        connection = Connection(home, identity, signed.run_id, PeerOptions(link=None, local=True), notebook)
         thread.call(connection.start())
         environment = DriverEnvironment(
             transport=connection,

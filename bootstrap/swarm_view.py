@@ -17,7 +17,6 @@ from typing import Any
 
 from bootstrap.aggregates import summed
 from bootstrap.messages import Say
-from bootstrap.sample_rotation import SampleRotation
 from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.clock import wall
 from p2ptrain.base.errors import NetworkError, RemoteError
@@ -59,6 +58,8 @@ SILENT_S = 120.0
 """Time after which the figures of a silent peer are removed. Guess: measure outages; this is two requests."""
 MAX_SERIALS = 4 * MOST_PEERS
 """Most peers whose last event is remembered. Guess: count the peers that return."""
+HELD_S = 20.0
+"""Shortest time that a text is shown, for a hundred words. Guess: ask readers; no peer writes more often."""
 CURVE_S = 300.0
 """Interval at which another peer's curve replaces the oldest one. Guess: ask readers; a curve stays for hours."""
 OVER = 0.995
@@ -92,7 +93,11 @@ class SwarmView:
         self._left: dict[PeerId, Presence] = {}
         """Records of peers that left, until they expire, because older ones may still be found."""
         self._told: dict[PeerId, Report] = {}
-        self._texts = SampleRotation()
+        self._texts: dict[PeerId, str] = {}
+        """The newest text of each peer."""
+        self._waiting: dict[PeerId, SampleText] = {}
+        """Texts that were not shown yet, at most one of each peer; the peer that waited longest comes first."""
+        self._text_at = float("-inf")  # when the shown text's turn began
         self._memory = PageMemory()
         self._curve_at = float("-inf")  # when the last curve began
         self._serials: BoundedDict[PeerId, int] = BoundedDict(MAX_SERIALS)  # serial number of each peer's last event
@@ -141,7 +146,8 @@ class SwarmView:
         self._take(records, total is None, now)
         self._view.place([self._row(each, now) for each in self._records.values()], total, now)
         self._told = {peer: word for peer, word in self._told.items() if peer in self._records}
-        self._texts.keep(set(self._told))
+        for peer in self._texts.keys() - self._told.keys():
+            self._drop_text(peer)
         self._sum_up(now)
 
     def told(self, peer: PeerId, row: Mapping[str, Any], news: Sequence[Any]) -> None:
@@ -156,8 +162,8 @@ class SwarmView:
         if (work := reported(RunId(self._view.run.id), peer, row, known.nickname, self._progress, now)) is not None:
             self._view.contributions.take(work)
         if isinstance(text := row.get("sample"), str):
-            self._texts.told(SampleText(now, peer, known.step, "", paragraph(text), known.progress))
-            self._show_text()
+            self._take_text(peer, SampleText(now, peer, known.step, "", paragraph(text), known.progress))
+            self._show_text(now)
         for each in news:
             self._news(peer, each, now)
 
@@ -174,8 +180,10 @@ class SwarmView:
         if self._told.pop(peer, None) is None:
             return
         self._view.curves.pop(peer, None)
-        self._texts.forget(peer, now)
-        self._show_text()
+        self._drop_text(peer)
+        if self._view.sample is not None and self._view.sample.peer == peer:
+            self._view.sample, self._text_at = None, float("-inf")
+        self._show_text(now)
         if peer in self._records:
             self._view.renew(self._row(self._records[peer], now), now)
         self._sum_up(now)
@@ -228,10 +236,21 @@ class SwarmView:
         """Tokens of all peers so far; before the first estimate, those of a whole run."""
         return self._view.contributions.progress or self._most_progress
 
-    def _show_text(self) -> None:
-        self._view.sample = self._texts.shown
-        if self._view.sample is not None:
-            self._view.samples.add(self._view.sample)
+    def _take_text(self, peer: PeerId, text: SampleText) -> None:
+        """Take a peer's current text, which may be unchanged."""
+        if self._texts.get(peer) != text.text:
+            self._texts[peer] = text.text
+            self._waiting[peer] = text  # a peer that waits already keeps its place
+
+    def _drop_text(self, peer: PeerId) -> None:
+        self._texts.pop(peer, None)
+        self._waiting.pop(peer, None)
+
+    def _show_text(self, now: float) -> None:
+        """Show the text that waited longest, once the shown one had its time."""
+        if self._waiting and now - self._text_at >= HELD_S:
+            self._view.write(self._waiting.pop(next(iter(self._waiting))))
+            self._text_at = now
 
     def _take(self, found: Iterable[Presence], is_all: bool, now: float) -> None:
         before = {} if is_all else self._records | self._left

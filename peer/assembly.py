@@ -62,20 +62,6 @@ class TrainingSession:
     record: SessionRecorder
 
 
-@dataclass(frozen=True, slots=True)
-class _Trained:
-    """The learner of a trainer or a keeper, and what it resumes from."""
-
-    learner: Learner | Keeper
-    task: PeerTask
-    checkpoints: Checkpoints
-    found: Found
-    remote: RemoteTask | None
-    """The task, if there is a trainer."""
-    held: frozenset[int] | None = None
-    """Fragments of a keeper; None: this peer holds all and trains."""
-
-
 def rules_of_run(signed: SignedManifest, sizes: Sizes) -> SwarmRules:
     """Return the rules of the protocol core in a run, for messages of these sizes."""
     manifest = signed.manifest
@@ -108,41 +94,30 @@ def build(
         supply: of the run's text; None: all of it is here.
     """
     manifest = signed.manifest
+    checkpoints = Checkpoints(home.checkpoints)
+    found = checkpoints.load_latest()
+    learner: Learner | Keeper
+    task: PeerTask
+    corpus: ShardCorpus | None = None
+    remote: RemoteTask | None = None
+    held: frozenset[int] | None = None
     if options.keep is not None:
-        return _session(_kept(options, options.keep, home, signed), None, options, home, identity, signed, log)
-    mesh, others = fitting_mesh(options, devices, manifest), other_ranks(options.team, options.at, devices)
-    corpus = open_corpus(manifest, user_store(), _index(home, manifest))
-    if (warning := repetition(manifest, corpus.train_tokens)) is not None:
-        log.note("text repeats", why=warning)
-    parts = _trained(options, devices, others, mesh, home, identity.peer_id, signed, log, stack, is_stopping)
-    if supply is not None and parts.remote is not None:
-        parts.remote.is_supplied, supply.on_supplied = supply.is_supplied, parts.learner.inbox.wake
-    return _session(parts, corpus, options, home, identity, signed, log)
+        learner = keeper_of(signed, options.keep, options.memory_bytes)
+        task, held = KeeperTask(TaskFigures(parameter_count=parameter_count(manifest.model))), learner.held
+    else:
+        mesh, others = fitting_mesh(options, devices, manifest), other_ranks(options.team, options.at, devices)
+        corpus = open_corpus(manifest, user_store(), _index(home, manifest))
+        if (warning := repetition(manifest, corpus.train_tokens)) is not None:
+            log.note("text repeats", why=warning)
+        plan = _plan(options, devices, others, mesh, home, identity.peer_id, manifest, found.checkpoint is None)
+        task = remote = RemoteTask(plan, manifest.training.tokens_per_step, log, is_stopping)
+        stack.push_async_callback(asyncio.to_thread, remote.close)
+        remote.start()
+        learner = _trained(remote, manifest, log)
+        if supply is not None:
+            remote.is_supplied, supply.on_supplied = supply.is_supplied, learner.inbox.wake
 
-
-def fitting_mesh(options: PeerOptions, devices: Sequence[torch.device], manifest: Manifest) -> Mesh:
-    """Return the mesh of the trainer's ranks. Raises DeviceError if they cannot train the run."""
-    others = other_ranks(options.team, options.at, devices)
-    if len(devices) + others > 1 or (options.stages or 1) > 1:
-        memory_bytes = min(options.memory_bytes, installed_memory())
-        return mesh_of(manifest, devices, options.stages, memory_bytes, others)
-    if devices[0] == CPU:  # the trainer checks the others
-        activation_bytes(manifest, CPU, options.memory_bytes)
-    return Mesh()
-
-
-def _session(
-    parts: _Trained,
-    corpus: ShardCorpus | None,
-    options: PeerOptions,
-    home: Home,
-    identity: Identity,
-    signed: SignedManifest,
-    log: EventLog,
-) -> TrainingSession:
-    """Resume from the newest whole checkpoint. Raises UserError."""
-    manifest, learner, task, held = signed.manifest, parts.learner, parts.task, parts.held
-    first_loss, earlier, earlier_s = _resume(parts, home, signed, log)
+    first_loss, earlier, earlier_s = _resume(found, learner, held, home, signed, log)
     rules = rules_of_run(signed, learner.payloads)
 
     def new_core() -> Peer:
@@ -150,7 +125,7 @@ def _session(
 
     record = SessionRecorder(
         home=home,
-        checkpoints=parts.checkpoints,
+        checkpoints=checkpoints,
         me=identity.peer_id,
         run=signed.run_id,
         nickname=options.nickname or "",
@@ -164,43 +139,40 @@ def _session(
         earlier_s=earlier_s,
         keeps=held,
     )
-    if parts.remote is not None:
-        parts.remote.remaining_s = record.remaining_s
+    if remote is not None:
+        remote.remaining_s = record.remaining_s
     return TrainingSession(new_core, record)
 
 
-def _kept(options: PeerOptions, kept: str, home: Home, signed: SignedManifest) -> _Trained:
-    """Return what a node without a trainer has. Raises UserError."""
-    learner = keeper_of(signed, kept, options.memory_bytes)
-    checkpoints = Checkpoints(home.checkpoints)
-    task = KeeperTask(TaskFigures(parameter_count=parameter_count(signed.manifest.model)))
-    return _Trained(learner, task, checkpoints, checkpoints.load_latest(), None, learner.held)
+def fitting_mesh(options: PeerOptions, devices: Sequence[torch.device], manifest: Manifest) -> Mesh:
+    """Return the mesh of the trainer's ranks. Raises DeviceError if they cannot train the run."""
+    others = other_ranks(options.team, options.at, devices)
+    if len(devices) + others > 1 or (options.stages or 1) > 1:
+        memory_bytes = min(options.memory_bytes, installed_memory())
+        return mesh_of(manifest, devices, options.stages, memory_bytes, others)
+    if devices[0] == CPU:  # the trainer checks the others
+        activation_bytes(manifest, CPU, options.memory_bytes)
+    return Mesh()
 
 
-def _trained(
+def _plan(
     options: PeerOptions,
     devices: Sequence[torch.device],
     others: int,
     mesh: Mesh,
     home: Home,
     peer: PeerId,
-    signed: SignedManifest,
-    log: EventLog,
-    stack: AsyncExitStack,
-    is_stopping: Callable[[], bool],
-) -> _Trained:
-    """Start a trainer, with the initial weights, and build its learner. Raises UserError."""
-    manifest = signed.manifest
-    checkpoints = Checkpoints(home.checkpoints)
-    found = checkpoints.load_latest()
+    manifest: Manifest,
+    begins: bool,
+) -> TrainerPlan:
+    """Return what the trainer is started with. Raises DeviceError."""
     if devices == [CPU] and not others:
         cpu_bytes = activation_bytes(manifest, CPU, options.memory_bytes)
     else:
         cpu_bytes = CPU_ACTIVATION_BYTES // max(1, sum(each.type == "cpu" for each in devices))
-
     is_auto = (options.device or "auto") == "auto"  # the trainer takes the first card that computes
     own = ("auto",) if is_auto and devices != [CPU] else tuple(map(str, devices))
-    plan = TrainerPlan(
+    return TrainerPlan(
         home=str(home.path.absolute()),
         peer=peer,
         devices=(*own, *("auto",) * others),
@@ -213,15 +185,16 @@ def _trained(
         store=str(user_store().directory.absolute()),
         index=_named(_index(home, manifest)),
         weights=_named(options.weights),
-        begins=found.checkpoint is None,
+        begins=begins,
         tried_tokens=TRIED_TOKENS,
         tried_s=TRIED_PATIENCE_S,
         compile=options.compile,
         memory_bytes=None if math.isinf(options.memory_bytes) else options.memory_bytes,
     )
-    task = RemoteTask(plan, manifest.training.tokens_per_step, log, is_stopping)
-    stack.push_async_callback(asyncio.to_thread, task.close)
-    task.start()
+
+
+def _trained(task: RemoteTask, manifest: Manifest, log: EventLog) -> Learner:
+    """Return the learner of a started trainer."""
     weight_codec, gradient_codec = codecs_of(manifest.codec)
     fragments = fragments_of(manifest.outer, task.layout)
     learner = Learner(
@@ -237,8 +210,7 @@ def _trained(
     )
     task.on_return(learner.inbox.wake)
     task.has_ended = lambda: learner.ended
-
-    return _Trained(learner, task, checkpoints, found, task)
+    return learner
 
 
 def _index(home: Home, manifest: Manifest) -> Path | None:
@@ -256,13 +228,17 @@ def _sampler(task: PeerTask) -> Callable[[], str]:
 
 
 def _resume(
-    parts: _Trained, home: Home, signed: SignedManifest, log: EventLog
+    found: Found,
+    learner: Learner | Keeper,
+    held: frozenset[int] | None,
+    home: Home,
+    signed: SignedManifest,
+    log: EventLog,
 ) -> tuple[HeldOutLoss | None, Counters, float]:
     """Load the newest whole checkpoint, if any; return the run's first held-out loss, counters and training time.
 
     Raises HomeError or ManifestError if the checkpoint is from another run or another model.
     """
-    found, learner = parts.found, parts.learner
     for torn in found.passed_over:
         log.note("torn checkpoint", path=str(torn.path), why=torn.reason)
     if found.checkpoint is None:
@@ -272,7 +248,7 @@ def _resume(
         raise HomeError(
             f"The checkpoint {found.checkpoint.path} belongs to another run.", "Move it away, or use another --home."
         )
-    check_checkpoint(state, parts.held, home)
+    check_checkpoint(state, held, home)
     try:
         learner.load_state_dict(found.checkpoint.tensors, state)
         first_loss = state.get("val_loss_first")

@@ -18,8 +18,8 @@ Source = tuple[PeerId, Sequence[str]]
 """Peer that may have a file, and its addresses."""
 
 SOURCE_DEADLINE_S = MOST_STORED_BYTES / 100e3
-"""Timeout of a download from one peer: 11 minutes, the largest file at 0.8 Mbit/s. The next peer continues it. Guess:
-upload rates of volunteers; they wait this long for each adversarial peer that sends slowly."""
+"""Timeout of a download from one peer: 11 minutes, the largest file at 0.8 Mbit/s. Guess: upload
+rates of volunteers; they wait this long for each adversarial peer that sends slowly."""
 NOT_SPOKEN = "protocols not supported"
 """go-libp2p's words for a peer that does not know the protocol, an older p2ptrain."""
 
@@ -33,10 +33,8 @@ async def ask_for_file(
 ) -> bytes | None:
     """Download a file; None if nobody who can be asked has it. Retries with backoff while any of them fails.
 
-    A file that training does not need is asked for once, and the index until somebody has it.
-
-    Pieces of several peers may make up one file. If they do not, the last of these peers must send all of it, so that
-    false pieces of one peer cannot spoil what another sends.
+    A file that training does not need is asked for once, and the index until somebody has it. Each peer must send the
+    whole file, so that false pieces of one cannot spoil what another sends.
 
     Args:
         sources: returns the peers to ask.
@@ -44,50 +42,21 @@ async def ask_for_file(
         mirrors: asked for the index, after peers.
     """
     pauses_s = backoff(*PAUSE_S)
-    have, senders = bytearray(), set[PeerId]()
     excluded: set[PeerId] = set()
-
-    async def is_sent_by(peer: PeerId, addresses: Sequence[str]) -> bool:
-        """Return whether the file is now whole and genuine. Raises NetworkError and RemoteError."""
-        before = len(have)
-        try:
-            async with asyncio.timeout(SOURCE_DEADLINE_S):
-                link = await dial(peer, addresses)
-                try:
-                    is_whole = await download(link, file.sha256, have)
-                finally:
-                    await link.close()
-        except TimeoutError:
-            raise NetworkError(f"{short(peer)} sends too slowly: {SOURCE_DEADLINE_S:.0f} s were not enough") from None
-        finally:
-            if len(have) > before:
-                senders.add(peer)
-        if is_whole and await asyncio.to_thread(_digest, have) != file.sha256:
-            raise RemoteError("the digest of what it sent is wrong")
-        return is_whole
-
     while True:
         failures = 0
-        for peer, addresses in await sources():
-            while peer not in excluded:
-                is_mixed = bool(senders - {peer})
-                try:
-                    if await is_sent_by(peer, addresses):
-                        notebook.note("got file", what=file.what, peer=peer, size_bytes=len(have))
-                        return bytes(have)
-                except RemoteError as error:
-                    why = "its pieces do not continue those of other peers" if is_mixed else str(error)
-                    notebook.note("no file", what=file.what, peer=peer, why=why)
-                    have.clear()
-                    senders.clear()
-                    if is_mixed:
-                        continue
-                    excluded.add(peer)
-                except NetworkError as error:
-                    if NOT_SPOKEN not in str(error):
-                        failures += 1
-                        notebook.note("no file", what=file.what, peer=peer, why=str(error))
-                break
+        for peer, addresses in [each for each in await sources() if each[0] not in excluded]:
+            try:
+                if (data := await _from_peer(peer, addresses, file, dial)) is not None:
+                    notebook.note("got file", what=file.what, peer=peer, size_bytes=len(data))
+                    return data
+            except RemoteError as error:
+                excluded.add(peer)
+                notebook.note("no file", what=file.what, peer=peer, why=str(error))
+            except NetworkError as error:
+                if NOT_SPOKEN not in str(error):
+                    failures += 1
+                    notebook.note("no file", what=file.what, peer=peer, why=str(error))
         for mirror in mirrors if file.what == INDEX else ():
             if (data := await _from_mirror(mirror, file, notebook)) is not None:
                 return data
@@ -100,6 +69,29 @@ async def ask_for_file(
             remedy = f"If you have the file, stop this peer and start it with {file.option} FILE."
         notebook.note("waiting", why=why, seconds=pause_s, remedy=remedy)
         await asyncio.sleep(pause_s)
+
+
+async def _from_peer(
+    peer: PeerId,
+    addresses: Sequence[str],
+    file: NamedFile,
+    dial: Callable[[PeerId, Sequence[str]], Awaitable[Link]],
+) -> bytes | None:
+    """Return the file; None if the peer does not have it. Raises NetworkError and RemoteError."""
+    have = bytearray()
+    try:
+        async with asyncio.timeout(SOURCE_DEADLINE_S):
+            link = await dial(peer, addresses)
+            try:
+                if not await download(link, file.sha256, have):
+                    return None
+            finally:
+                await link.close()
+    except TimeoutError:
+        raise NetworkError(f"{short(peer)} sends too slowly: {SOURCE_DEADLINE_S:.0f} s were not enough") from None
+    if await asyncio.to_thread(_digest, have) != file.sha256:
+        raise RemoteError("the digest of what it sent is wrong")
+    return bytes(have)
 
 
 async def _from_mirror(mirror: Mirror, file: NamedFile, notebook: Notebook) -> bytes | None:

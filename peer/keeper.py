@@ -89,13 +89,12 @@ def check_run(signed: SignedManifest) -> None:
 
 
 def keeper_of(signed: SignedManifest, kept: str, memory_bytes: float) -> Keeper:
-    """Return the learner of a node that keeps fragments. Raises UserError.
+    """Return the learner of a node that keeps fragments of a run that ``check_run`` admits. Raises UserError.
 
     Args:
         kept: as ``--keep``.
         memory_bytes: memory that the owner lends.
     """
-    check_run(signed)
     manifest = signed.manifest
     held = held_of(kept, manifest.outer.fragments)
     layout = FlatLayout.of(shape_module(manifest.model))

@@ -59,74 +59,53 @@ class Connection:
     """Transport and directory (``p2ptrain.ports``) over the current node.
 
     Args:
-        listen: multiaddresses that the owner chose; empty: the last port on all interfaces, or any free one.
-        port: port of the last session, 0 for none.
+        options: what the owner chose: addresses, nickname, whether to relay and to punch holes. Without addresses to
+            listen on, the last port on all interfaces, or any free one.
         rates: throttles of all streams, which also count bytes.
-        relay: limits of our relay for peers that nobody can dial; None: do not relay.
-        punch: whether p2pd may punch holes through a router that lets nobody in.
-        unreachable: whether nobody could dial this peer in the last session.
         watch: gets each live record of this peer that a lookup finds; once it yields, nothing is announced.
-        on_move: called in the loop when ``addresses`` change; may raise HomeError.
         monitor: watches this machine's network; None: the usual one.
     """
 
     def __init__(
         self,
+        home: Home,
         identity: Identity,
         run: RunId,
-        bootstraps: Sequence[str],
-        cache: PeerCache,
+        options: PeerOptions,
         notebook: Notebook,
-        *,
-        listen: Sequence[str] = (),
-        port: int = 0,
-        announce: Sequence[str] = (),
-        nickname: str = "",
-        local: bool = False,
         rates: Throttles | None = None,
-        relay: RelayLimits | None = None,
-        punch: bool = False,
-        unreachable: bool = False,
         watch: IdentityWatch | None = None,
-        on_move: Callable[[], None] = lambda: None,
         monitor: NetworkMonitor | None = None,
     ) -> None:
         self.identity = identity
-        self._run = run
-        self._bootstraps = tuple(bootstraps)
-        self._cache = cache
-        self._notebook = notebook
-        self._listen = tuple(listen)
-        self.port = port  # that the node listens on
-        self._announce = tuple(announce)
-        self._nickname = nickname
-        self._local = local
         self.rates = rates or Throttles()
-        self._relay = relay
         self.paths = Paths()
         """Whether the latest links are direct or relayed."""
-        self._punch = punch and not announce and not local
-        self.unreachable = unreachable
-        """Whether nobody can dial this peer, by the last verdict."""
-        self._has_stopped_punching = False  # p2pd is restarted for this once a session, as verdicts may alternate
+        self._home = home
+        self._run = run
+        self._options = options
+        self._notebook = notebook
         self._watch = watch
-        self._on_move = on_move
+        self._cache = PeerCache(home.peers)
+        last = home.load_addresses()
+        self._bootstraps = options.link.addresses if options.link else last.joined_by
+        self.port = last.port  # that the node listens on
+        self._is_unreachable = last.unreachable  # by the last verdict: nobody can dial this peer
+        self._relay_limits = RelayLimits() if options.relay else NO_RELAY
         self._handler: Callable[[Link], Awaitable[None]] | None = None
-        self._end: float | None = None
-        """Progress at the run's end; None: not known yet."""
         self._supervisor = NodeSupervisor(
             self._start_node, self._start_services, self._watch_node, self._node_died, self._node_returned
         )
         self._transport: P2PTransport | None = None
         self._parallel_streams: ParallelStreams | None = None
         self._handlers: dict[str, tuple[Limits, Callable[[StreamLink], Awaitable[None]]]] = {}
-        self._gate: Gate | None = None
+        self._set_ups: list[Callable[[Node], None]] = []
         self._reachability: ReachabilityManager | None = None
         self._started_at = 0.0  # of the current node, monotonic clock
-        self._before: Mapping[int, bool] | None = None  # verdicts that made us replace the last node
+        self._told: Mapping[int, bool] | None = None  # verdicts that made us replace the last node
         self._announced: Announce | None = None
         self._watcher: asyncio.Task[None] | None = None
-        self._monitor = None if local else monitor or NetworkMonitor()
+        self._monitor = None if options.local else monitor or NetworkMonitor()
 
     async def start(self) -> None:
         """Start the first node. Raises UserError if it cannot listen, DeviceError if p2pd does not run here."""
@@ -147,16 +126,18 @@ class Connection:
 
     async def serve_manifest(self, signed: SignedManifest) -> None:
         """Serve the manifest and keep farewell records, on this node and later ones."""
-        self._end = signed.manifest.run.tokens
-        with contextlib.suppress(NetworkError):  # p2pd is being restarted, and the next one gets it
-            self.node.end_at(self._end)
+        self._set_up(lambda node: node.end_at(signed.manifest.run.tokens))
         await self.serve(MANIFEST_PROTOCOL, LIMITS, manifest_handler(self._run, signed.to_bytes()))
 
     def stand_at(self, gate: Gate) -> None:
         """Accept only members in the DHT, on this node and later ones."""
-        self._gate = gate
+        self._set_up(lambda node: node.stand_at(gate))
+
+    def _set_up(self, set_up: Callable[[Node], None]) -> None:
+        """Do something with this node and later ones."""
+        self._set_ups.append(set_up)
         if self._supervisor.current is not None:
-            self._supervisor.current.stand_at(gate)
+            set_up(self._supervisor.current)
 
     async def serve(self, protocol: str, limits: Limits, handler: Callable[[StreamLink], Awaitable[None]]) -> None:
         """Handle inbound streams of a protocol, on this node and later ones; their bytes count as given."""
@@ -200,7 +181,7 @@ class Connection:
             step=announce.step,
             progress=announce.progress,
             settled=announce.settled,
-            nickname=self._nickname,
+            nickname=self._options.nickname or "",
             issued_at=wall(),
             lifetime_s=PRESENCE_LIFETIME_S,
             since=0.0 if self._watch is None else self._watch.since,
@@ -264,13 +245,20 @@ class Connection:
 
     async def _moved(self) -> None:
         """Announce changed addresses at once, not only with the next announcement. Raises NetworkError."""
-        self._save_addresses()
+        self._try_to_save_addresses()
         if self._announced is not None:
             await self.announce(self.sign(self._announced))
 
-    def _save_addresses(self) -> None:
+    def save_addresses(self, lasting: bool = False) -> None:
+        """Save how others reach this peer, and by whom it joined. ``lasting``: as for ``Home``. Raises HomeError."""
+        if self._reachability is not None and (reachable := self._reachability.reachable) is not None:
+            self._is_unreachable = not reachable
+        known = Addresses(self.addresses, tuple(self._bootstraps), self.port, self._is_unreachable)
+        self._home.save_addresses(known, lasting)
+
+    def _try_to_save_addresses(self) -> None:
         try:
-            self._on_move()
+            self.save_addresses()
         except HomeError as error:
             self._notebook.note("not saved", what="how others reach this peer", why=error.problem)
 
@@ -304,21 +292,19 @@ class Connection:
         services += [self._transport, self._parallel_streams]
         await self._parallel_streams.listen()
         services.append(await serve_reach(node, self.rates))
-        services.append(await Relay.start(node, self._relay or NO_RELAY, self.rates))
-        if self._gate is not None:
-            node.stand_at(self._gate)
-        if self._end is not None:
-            node.end_at(self._end)
+        services.append(await Relay.start(node, self._relay_limits, self.rates))
+        for set_up in self._set_ups:
+            set_up(node)
         for protocol in tuple(self._handlers):  # ``serve`` may add others meanwhile, on this node
             await self._serve_on(node, protocol)
-        before, self._before = self._before, None
+        told, self._told = self._told, None
         self._reachability = ReachabilityManager(
             node,
             self._notebook,
-            by_owner=bool(self._announce),
-            relays=self._relay is not None,
-            may_change=self._punch and not (node.daemon.punches and self._has_stopped_punching),
-            told=before,
+            by_owner=bool(self._options.announce),
+            relays=bool(self._options.relay),
+            may_punch=self._may_punch,
+            told=told,
             on_change=self._moved,
         )
         if self._handler is not None:
@@ -333,8 +319,8 @@ class Connection:
     async def _watch_node(self, node: Node) -> bool:
         """Manage reachability while p2pd runs; return whether to replace the node on purpose.
 
-        It is replaced by one in the other mode, or after a change of the network, which leaves dead connections, lost
-        reservations and verdicts about another router behind.
+        It is replaced by one that punches holes if nobody can dial it, or after a change of the network, which leaves
+        dead connections, lost reservations and verdicts about another router behind.
         """
         reachability = self._reachability
         assert reachability is not None  # set by _start_services
@@ -356,10 +342,14 @@ class Connection:
                 each.cancel()
             await asyncio.wait(tasks)
         self._drop_services()
+        self._is_unreachable = not is_changed
         if is_changed:
-            self._leave_network(changing.result())
+            change = changing.result()
+            assert change.cause is not None  # until_broken
+            self._notebook.note("network changed", cause=change.cause.value, seconds=round(change.seconds))
         else:
-            self._change_mode(reachability)
+            self._told = reachability.verdicts
+            self._notebook.note("punching")
         return True
 
     async def _network_change(self, reachability: ReachabilityManager) -> NetworkChange:
@@ -372,17 +362,6 @@ class Connection:
         """Refuse links until the next node is there."""
         self._transport = self._parallel_streams = self._reachability = None
 
-    def _leave_network(self, change: NetworkChange) -> None:
-        self._before, self._has_stopped_punching = None, False
-        assert change.cause is not None  # until_broken
-        self._notebook.note("network changed", cause=change.cause.value, seconds=round(change.seconds))
-
-    def _change_mode(self, reachability: ReachabilityManager) -> None:
-        self.unreachable, self._before = not reachability.reachable, reachability.verdicts
-        self._has_stopped_punching = self._has_stopped_punching or not self.unreachable
-        if self.unreachable:
-            self._notebook.note("punching")
-
     def _note_narrow_path(self, host: str, verdict: PathVerdict) -> None:
         self._notebook.note("narrow path", where=host, fragments=verdict.fragments_pass, remedies=remedies())
 
@@ -391,26 +370,31 @@ class Connection:
         self._drop_services()
 
     def _node_returned(self) -> None:
-        self._save_addresses()  # the port may have changed, and relay reservations are gone
+        self._try_to_save_addresses()  # the port may have changed, and relay reservations are gone
         self._notebook.note("p2pd is back")
 
+    @property
+    def _may_punch(self) -> bool:
+        return self._options.punch and not self._options.announce and not self._options.local
+
     async def _start_node(self) -> Node:
-        choices = [self._listen] if self._listen else [address.listening(port, self._local) for port in {self.port, 0}]
+        listen, local = self._options.listen, bool(self._options.local)
+        choices = [listen] if listen else [address.listening(port, local) for port in {self.port, 0}]
         for choice in sorted(choices, reverse=True):  # the last port before any free one
             try:
                 return await Node.start(
                     self.identity,
                     self._run,
                     listen=choice,
-                    announce=self._announce,
+                    announce=self._options.announce or (),
                     bootstraps=self._bootstraps,
                     known=self._cache.load(self._run),
-                    local=self._local,
+                    local=local,
                     rates=self.rates,
-                    punches=self._punch and self.unreachable,
+                    punches=self._may_punch and self._is_unreachable,
                 )
             except UserError:
-                if self._listen or address.port_of(choice) == 0:
+                if listen or address.port_of(choice) == 0:
                     raise
         raise AssertionError("any free port is always tried")
 
@@ -436,38 +420,10 @@ async def connect(
     else:
         assert signed is not None  # home_for checked it
         run = signed.run_id
-    last = home.load_addresses()
-    bootstraps = options.link.addresses if options.link else last.joined_by
-
-    def save_addresses(lasting: bool = False) -> None:
-        known = Addresses(connection.addresses, tuple(bootstraps), connection.port, connection.unreachable)
-        home.save_addresses(known, lasting)
-
-    connection = Connection(
-        identity,
-        run,
-        bootstraps,
-        PeerCache(home.peers),
-        log,
-        listen=options.listen or (),
-        port=last.port,
-        announce=options.announce or (),
-        nickname=options.nickname or "",
-        local=bool(options.local),
-        rates=rates,
-        relay=RelayLimits() if options.relay else None,
-        punch=options.punch,
-        unreachable=last.unreachable,
-        watch=watch,
-        on_move=save_addresses,
-    )
-
-    async def close() -> None:
-        await connection.close(in_haste=is_hasty())
-
-    stack.push_async_callback(close)
+    connection = Connection(home, identity, run, options, log, rates, watch)
+    stack.push_async_callback(lambda: connection.close(in_haste=is_hasty()))
     await connection.start()
-    save_addresses(lasting=True)  # by which this peer rejoins after a power cut
+    connection.save_addresses(lasting=True)  # by which this peer rejoins after a power cut
     where = ", ".join(map(address.host_port, connection.addresses)) or "no address that others can reach"
     log.note("listening", name=short(identity.peer_id), where=where)
     return connection

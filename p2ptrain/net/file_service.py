@@ -8,8 +8,8 @@
                                        if total > offset, at most PIECE_BYTES from there as payload
     ["enough"]                 ->
 
-Requests and responses alternate on one stream. A download that breaks off continues at its offset, also from another
-peer. The initiator must compare the whole file's digest; nothing else protects it from a false file.
+Requests and responses alternate on one stream. The initiator must compare the whole file's digest; nothing else
+protects it from a false file.
 """
 
 from __future__ import annotations

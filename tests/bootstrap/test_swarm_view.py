@@ -20,8 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from memory_network import MemoryNetwork
 
 from bootstrap.aggregates import MAX_TIMES, SUMMED
-from bootstrap.sample_rotation import HELD_S
-from bootstrap.swarm_view import CURVE_S, KEPT_S, MAX_SERIALS, POLL_S, SILENT_S, SwarmView
+from bootstrap.swarm_view import CURVE_S, HELD_S, KEPT_S, MAX_SERIALS, POLL_S, SILENT_S, SwarmView
 from p2ptrain.base.ids import PeerId, RunId, peer_of
 from p2ptrain.manifest import SignedManifest, create_run, load_run, sign_run
 from p2ptrain.net.figures_service import FiguresService, Telling

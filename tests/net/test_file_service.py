@@ -103,7 +103,7 @@ def test_training_does_not_wait_for_a_file_that_exports_need(server: FileServer)
     assert fetch({HOST: breaking(server, 0), OTHER: server.answer}, file=optional) == CONTENT
 
 
-def test_a_download_that_breaks_off_continues_at_another_peer(server: FileServer) -> None:
+def test_a_download_that_breaks_off_begins_again_at_another_peer(server: FileServer) -> None:
     sent: list[int] = []
     send = server._send
 
@@ -113,7 +113,7 @@ def test_a_download_that_breaks_off_continues_at_another_peer(server: FileServer
 
     server._send = counted  # type: ignore[method-assign]
     assert fetch({HOST: breaking(server, 1), OTHER: server.answer}) == CONTENT
-    assert sent == [0, PIECE_BYTES, 2 * PIECE_BYTES]
+    assert sent == [0, 0, PIECE_BYTES, 2 * PIECE_BYTES]
 
 
 def test_a_false_file_is_not_taken_and_its_sender_not_asked_again(server: FileServer) -> None:

@@ -36,24 +36,16 @@ NEAR, NEAR_BOOTSTRAP = "/ip4/192.168.1.7/tcp/4001", "/ip4/192.168.1.2/tcp/31337"
 CIRCUIT = address.through(RELAY, NEAR_BOOTSTRAP)
 
 
-class StillConnection:
-    """A ``Connection`` that reports its addresses, and whose addresses tests change."""
-
-    def __init__(self, identity: Identity, *_: object, on_move: Callable[[], None], **__: object) -> None:
-        self._me, self._on_move = identity.peer_id, on_move
-        self.addresses: tuple[str, ...] = ()
-        self.port = 4001
-        self.unreachable = False
+class StillConnection(network.Connection):
+    """A connection without a node, whose addresses tests change."""
 
     async def start(self) -> None:
-        self.addresses = (address.with_peer(NEAR, self._me),)
+        self.port = 4001
+        await self.move(NEAR)
 
     async def move(self, *places: str) -> None:
-        self.addresses = tuple(address.with_peer(each, self._me) for each in places)
-        self._on_move()
-
-    async def close(self, in_haste: bool = False) -> None:
-        pass
+        self._reachability = cast(Any, SimpleNamespace(addresses=places, reachable=None))
+        await self._moved()
 
 
 def test_whoever_is_reached_through_a_relay_says_so_in_its_links(
@@ -108,19 +100,18 @@ def test_whoever_is_reached_through_a_relay_says_so_in_its_links(
     assert home.load_addresses().port == 4001
 
 
-def test_a_connection_says_that_it_is_reached_otherwise(tmp_path: Path) -> None:
+def test_a_connection_says_that_it_is_reached_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check a full disk: the change is noted, and other observers hear of it."""
-    moves: list[tuple[str, ...]] = []
-
-    def on_move() -> None:
-        moves.append(connection.addresses)
-        if len(moves) == 2:
-            raise HomeError("addresses.json cannot be written: No space left on device.", "Free some space.")
-
-    connection, log = connection_of(tmp_path, on_move=on_move)
-    for places in ((CIRCUIT,), (NEAR,)):
-        connection._reachability = cast(Any, SimpleNamespace(addresses=places))
-        asyncio.run(connection._moved())
+    connection, log = connection_of(tmp_path)
+    connection._reachability = cast(Any, SimpleNamespace(addresses=(CIRCUIT,), reachable=None))
+    asyncio.run(connection._moved())
     me = Identity.load_or_create(tmp_path / "identity.key").peer_id
-    assert moves == [(address.with_peer(CIRCUIT, me),), (address.with_peer(NEAR, me),)]
+    assert Home(tmp_path).load_addresses().own == (address.with_peer(CIRCUIT, me),)
+    assert log.kinds() == []
+
+    def save(*_: object) -> None:
+        raise HomeError("addresses.json cannot be written: No space left on device.", "Free some space.")
+
+    monkeypatch.setattr(Home, "save_addresses", save)
+    asyncio.run(connection._moved())
     assert log.kinds() == ["not saved"]

@@ -7,7 +7,8 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import uvloop
@@ -15,28 +16,29 @@ import uvloop
 from p2ptrain.base.errors import DeviceError, NetworkError
 from p2ptrain.base.ids import RunId
 from p2ptrain.base.telemetry import MemoryLog
-from p2ptrain.manifest import SignedManifest
+from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net import supervisor
-from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.network_monitor import InterfaceAddresses, NetworkMonitor
 from p2ptrain.net.node import Node
 from p2ptrain.net.p2pd import daemon
 from p2ptrain.net.parallel_streams import ParallelStreams
-from p2ptrain.net.relay.relay import RelayLimits
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.swarm import PeerState, Presence
 from p2ptrain.swarm.events import Announce
+from peer.home import Addresses, Home
 from peer.network import Connection
+from peer.start_options import PeerOptions
 
 RUN = RunId("ab" * 32)
 
 
-def connection_of(folder: Path, **more: Any) -> tuple[Connection, MemoryLog]:
+def connection_of(folder: Path, link: JoinLink | None = None, **more: Any) -> tuple[Connection, MemoryLog]:
+    """Return a connection of a home; ``more``: options of the peer, its monitor and throttles."""
     log = MemoryLog()
     identity = Identity.load_or_create(folder / "identity.key")
-    bootstraps = more.pop("bootstraps", ())
-    return Connection(identity, RUN, bootstraps, PeerCache(folder / "peers.json"), log, **more), log
+    kept = {name: more.pop(name) for name in ("rates", "monitor") if name in more}
+    return Connection(Home(folder), identity, RUN, PeerOptions(link, **more), log, **kept), log
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -76,11 +78,9 @@ def test_a_p2pd_that_answers_nothing_is_replaced_and_its_owners_bootstrap_is_dia
     async def main() -> None:
         here = Identity.load_or_create(tmp_path / "bootstrap.key")
         bootstrap = await Node.start(here, RUN, listen=["/ip4/127.0.0.1/tcp/0"], local=True)
-        link = [f"{bootstrap.addresses[0]}/p2p/{bootstrap.peer_id}"]
-        rates, moves = Throttles(), list[int]()
-        connection, log = connection_of(
-            tmp_path, bootstraps=link, rates=rates, relay=RelayLimits(), on_move=lambda: moves.append(connection.port)
-        )
+        link = JoinLink(RUN, (f"{bootstrap.addresses[0]}/p2p/{bootstrap.peer_id}",))
+        rates = Throttles()
+        connection, log = connection_of(tmp_path, link, rates=rates, relay=True)
         try:
             await connection.start()
             await until(lambda: connection.node.has_company)
@@ -92,13 +92,13 @@ def test_a_p2pd_that_answers_nothing_is_replaced_and_its_owners_bootstrap_is_dia
             ]
             assert {each._rates for each in served} == {rates}
             killed = connection.node.daemon.p2p._child.pid
-            moves.clear()
+            Home(tmp_path).save_addresses(Addresses((), ()))
             monkeypatch.setattr(daemon, "PULSE_S", 0.2)
             monkeypatch.setattr(daemon, "PULSE_DEADLINE_S", 2.0)
             connection.node.daemon._kill()  # the new p2pd must be counted by the same throttles
             await until(lambda: "p2pd is back" in log.kinds())
             assert connection.node.daemon.p2p._child.pid != killed
-            assert connection.node.port in moves
+            assert Home(tmp_path).load_addresses().port == connection.node.port
             os.kill(connection.node.daemon.p2p._child.pid, signal.SIGSTOP)
             await until(lambda: log.kinds().count("p2pd is back") == 2)
             whys = [fields["why"] for kind, fields in log.notes if kind == "p2pd died"]
@@ -121,10 +121,10 @@ def test_a_change_of_the_network_makes_another_node(tmp_path: Path) -> None:
     async def main() -> None:
         here = Identity.load_or_create(tmp_path / "bootstrap.key")
         bootstrap = await Node.start(here, RUN, listen=["/ip4/127.0.0.1/tcp/0"], local=True)
-        link = [f"{bootstrap.addresses[0]}/p2p/{bootstrap.peer_id}"]
+        link = JoinLink(RUN, (f"{bootstrap.addresses[0]}/p2p/{bootstrap.peer_id}",))
         place = [home]
         connection, log = connection_of(
-            tmp_path, bootstraps=link, monitor=NetworkMonitor(lambda: place[0]), listen=["/ip4/127.0.0.1/tcp/0"]
+            tmp_path, link, monitor=NetworkMonitor(lambda: place[0]), listen=("/ip4/127.0.0.1/tcp/0",)
         )
         try:
             await connection.start()
@@ -142,6 +142,16 @@ def test_a_change_of_the_network_makes_another_node(tmp_path: Path) -> None:
             await bootstrap.close()
 
     uvloop.run(main())
+
+
+def test_a_peer_that_others_could_dial_in_the_end_does_not_punch_holes_at_its_next_start(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.save_addresses(Addresses((), (), 4001, unreachable=True))
+    connection, _ = connection_of(tmp_path)
+    for reachable, is_unreachable in ((None, True), (True, False), (False, True)):
+        connection._reachability = cast(Any, SimpleNamespace(addresses=(), reachable=reachable))
+        asyncio.run(connection._moved())
+        assert home.load_addresses().unreachable == is_unreachable
 
 
 def test_the_swarm_has_no_known_size_while_p2pd_is_restarted(tmp_path: Path) -> None:

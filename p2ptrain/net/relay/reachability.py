@@ -84,8 +84,7 @@ class ReachabilityManager:
     Args:
         by_owner: whether the owner set the node's addresses (a forwarded port); they are then announced unchanged.
         relays: whether this node relays; the log entry about reachability says so.
-        may_change: whether the node may be replaced by one in the other mode: its p2pd punches holes if nobody can
-            dial it, and does not if others can.
+        may_punch: whether the node may be replaced by one whose p2pd punches holes.
         told: verdicts about the node that this one replaces, which are not reported again; None if there is none.
         on_change: called when ``addresses`` have changed.
     """
@@ -97,7 +96,7 @@ class ReachabilityManager:
         *,
         by_owner: bool = False,
         relays: bool = False,
-        may_change: bool = False,
+        may_punch: bool = False,
         told: Mapping[int, bool] | None = None,
         on_change: Callable[[], Awaitable[None]] | None = None,
         random: Random | None = None,
@@ -106,7 +105,7 @@ class ReachabilityManager:
         self._notebook = notebook
         self._by_owner = by_owner
         self._relays = relays
-        self._may_change = may_change
+        self._may_punch = may_punch
         self._punching = HolePunching(node)
         self._on_change = on_change
         self._random = random or Random()
@@ -161,8 +160,9 @@ class ReachabilityManager:
 
     @property
     def is_misplaced(self) -> bool:
-        """Whether the node should be replaced by one in the other mode."""
-        return self._may_change and self._node.port > 0 and self.reachable is self._node.daemon.punches
+        """Whether the node should be replaced by one whose p2pd punches holes, because nobody can dial it."""
+        is_plain = self._node.port > 0 and not self._node.daemon.punches
+        return self._may_punch and is_plain and self.reachable is False
 
     async def run(self) -> None:
         """Keep the addresses up to date while p2pd runs. Returns early if ``is_misplaced``."""

@@ -19,12 +19,13 @@ from p2ptrain.base.errors import NetworkError
 from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.framing import FrameKind
-from p2ptrain.net.directory import PeerCache
+from p2ptrain.manifest import JoinLink
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.links import StreamLink
-from p2ptrain.net.relay.relay import RelayLimits
 from p2ptrain.ports import Link
+from peer.home import Addresses, Home
 from peer.network import Connection
+from peer.start_options import PeerOptions
 
 RUN = RunId("0" * 64)
 CHUNK = bytes(1 << 20)
@@ -78,18 +79,16 @@ async def say(link: StreamLink, megabytes: int) -> None:
 async def main(folder: Path, name: str, bootstrap: str, others: list[str]) -> None:
     identity = Identity.load_or_create(folder / f"{name}.key")
     log, is_server = MemoryLog(), bootstrap == "none"
-    connection = Connection(
-        identity,
-        RUN,
-        [] if is_server else [bootstrap],
-        PeerCache(folder / f"{name}.peers"),
-        log,
-        listen=["/ip4/0.0.0.0/tcp/31337"] if is_server else [],
-        port=31337,
-        relay=RelayLimits() if is_server else None,
+    home = Home(folder / f"{name}.home")
+    home.path.mkdir()
+    home.save_addresses(Addresses((), (), 31337, unreachable=os.environ.get("UNREACHABLE", "1") == "1"))
+    options = PeerOptions(
+        link=None if is_server else JoinLink(RUN, (bootstrap,)),
+        listen=("/ip4/0.0.0.0/tcp/31337",) if is_server else None,
+        relay=is_server,
         punch=not is_server and os.environ.get("PUNCH", "1") == "1",
-        unreachable=os.environ.get("UNREACHABLE", "1") == "1",
     )
+    connection = Connection(home, identity, RUN, options, log)
     await connection.start()
     try:
         await connection.listen(answer)
@@ -118,7 +117,7 @@ async def main(folder: Path, name: str, bootstrap: str, others: list[str]) -> No
 
 def is_settled(connection: Connection) -> bool:
     found = connection._reachability
-    return found is not None and (found.is_settled or connection._relay is not None)
+    return found is not None and bool(found.is_settled or connection._options.relay)
 
 
 def written(path: Path, document: object) -> None:

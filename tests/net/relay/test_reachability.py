@@ -483,7 +483,7 @@ def test_a_node_that_is_to_be_replaced_and_loses_its_network_waits(monkeypatch: 
     monkeypatch.setattr(reachability, "reserve", reserve)
 
     async def main() -> None:
-        here = ReachabilityManager(cast(Any, node), MemoryLog(), may_change=True, random=Random(0))
+        here = ReachabilityManager(cast(Any, node), MemoryLog(), may_punch=True, random=Random(0))
         task = asyncio.create_task(here.run())
         await asyncio.sleep(60.0)
         assert not task.done()
