@@ -51,7 +51,7 @@ def test_of_other_versions_manifests_are_taken_and_nothing_else(magic):
 
 def test_the_framing_is_frozen():
     """Check frozen bytes: changing them requires a new protocol version."""
-    assert framing.encode_header(2, 262144).hex() == "ab0200040000"
+    assert framing.encode_header(2, 262144).hex() == "ac0200040000"
     assert (
         framing.encode_part_end(framing.PartEnd(1, 2, b"\7" * 32)).hex() == "00000001" + "0000000000000002" + "07" * 32
     )

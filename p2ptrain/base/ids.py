@@ -6,7 +6,7 @@ from typing import NamedTuple, NewType
 
 import base58
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 """Version of the peer protocol. Only equal versions exchange; part of the manifest and therefore of the RunId."""
 
 PeerId = NewType("PeerId", str)

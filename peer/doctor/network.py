@@ -32,6 +32,7 @@ from p2ptrain.net.relay.second_look import look_by
 from p2ptrain.net.relay.verdicts import FAMILIES
 from peer.doctor import verdicts
 from peer.doctor.findings import Finding, bad, note, ok
+from peer.doctor.text import check_text
 from peer.doctor.verdicts import Observation
 from peer.manifest_fetch import NAMELESS
 
@@ -103,6 +104,8 @@ async def _look_around(node: Node, link: JoinLink, port: int) -> Examined:
     findings += [verdicts.clock(seen), verdicts.router(seen, own, *await _mapped(node.run, asked, bool(port)))]
     has_relay = await _has_relay(node, asked) if seen else None
     findings.append(verdicts.reach(seen, port, own[0] if own else "", has_relay, silent))
+    if signed is not None and (text := await check_text(node, asked, signed.manifest)) is not None:
+        findings.append(text)
     return Examined(findings, signed)
 
 

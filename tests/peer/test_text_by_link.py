@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +56,13 @@ def sources(program: Program) -> set[str]:
     return {note["source"] for note in program.events("got shard")}
 
 
+def doctor(link: str, home: Path) -> list[dict[str, str]]:
+    """Return what the doctor finds about the run's text for a peer that has nothing but the link."""
+    command = [sys.executable, "-m", "p2ptrain.cli", "doctor", link, "--home", str(home), "--local", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return [each for each in json.loads(done.stdout)["findings"] if each["check"] == "data"]
+
+
 def test_peers_get_the_text_from_each_other(tmp_path: Path) -> None:
     swarm, index = text_swarm(tmp_path / "text")
     with swarm:
@@ -87,13 +97,18 @@ def test_peers_get_the_text_from_each_other(tmp_path: Path) -> None:
         assert not again.events("no text")
 
 
-def test_a_peer_waits_for_a_shard(tmp_path: Path) -> None:
+def test_the_doctor_fetches_a_shard_and_a_peer_waits_for_one(tmp_path: Path) -> None:
     swarm, index = text_swarm(tmp_path / "text")
     with swarm:
         swarm.bootstrap()
+        [found] = doctor(swarm.link, tmp_path / "nobody")
+        assert found["state"] == "ok"
         held_out = ShardStore(tmp_path / "text").path(index.digests[-1])
         data = held_out.read_bytes()
         held_out.unlink()
+        [found] = doctor(swarm.link, tmp_path / "nobody")
+        assert found["state"] == "bad"
+        assert "does not have it" in found["found"]
         anna = peer(swarm, "anna")
         anna.wait_to_say("training waits for text, 1 shard")
         held_out.write_bytes(data)
