@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -79,7 +80,7 @@ class Source:
         if self.skipped:
             more = f" and {len(self.skipped) - 3:,} more" if len(self.skipped) > 3 else ""
             names = f"{', '.join(self.skipped[:3])}{more}"
-            found.append(f"{len(self.skipped):,} files of {self.name} are not text and were skipped: {names}")
+            found.append(f"{self.name} has {len(self.skipped):,} files that are not text and were skipped: {names}")
         for file in self.files:
             if isinstance(file, LocalFile) and file.format == "text" and file.path.suffix.lower() in TABLES:
                 name = printable(f"{file}")
@@ -166,11 +167,17 @@ def _usual_column(file: SourceFile, wants_dialogues: bool) -> str:
 
 
 def _in_folder(folder: Path) -> tuple[list[LocalFile], tuple[str, ...]]:
-    """Return the files of a folder and of those in it, by their paths, and the names of those that are not text."""
+    """Return the files of a folder and of those in it, and the names of those that are not text.
+
+    Their order is random, but depends on their paths in the folder alone: ``init`` stops when the run's budget is
+    covered, and a folder's first files by name may all be in one language.
+    """
     found: list[LocalFile] = []
     skipped: list[str] = []
     paths, dead = _visible(folder)
-    for path in sorted(paths, key=lambda path: path.relative_to(folder).parts):
+    for path in sorted(
+        paths, key=lambda path: sha256(path.relative_to(folder).as_posix().encode(errors="surrogateescape")).digest()
+    ):
         check_readable(path, "corpus", may_be_empty=True)
         if not path.stat().st_size:
             continue

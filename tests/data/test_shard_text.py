@@ -77,7 +77,7 @@ def test_a_folder_is_read_by_the_names_of_its_files(tmp_path: Path) -> None:
     built = build(tmp_path / "run", folder)
     order = [b"print(1)\n" * 20, b"print(2)\n" * 20, b"print(3)\n" * 20, b"a row", b""]
     assert bytes(built.ids).split(b"\0") == order
-    assert built.summary.warnings[-1] == f"1 files of {folder} are not text and were skipped: logo.png"
+    assert built.summary.warnings[-1] == f"{folder} has 1 files that are not text and were skipped: logo.png"
     for path in folder.rglob("*"):
         if path.is_file():
             path.unlink()
