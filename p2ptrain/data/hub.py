@@ -24,6 +24,9 @@ from p2ptrain.data.sources import InterruptedCorpusError
 MAX_CARD_BYTES = 1 << 20
 """Maximum size of a data set's README.md. Guess: the longest cards of the hub would settle it."""
 
+MAX_PATTERN_CHARS = 200
+"""Maximum length of a pattern of the card. Guess: the patterns of the hub's most downloaded data sets."""
+
 SPLIT_KEYWORDS = {
     "train": {"train", "training"},
     "validation": {"validation", "valid", "dev", "val"},
@@ -186,6 +189,8 @@ def split_paths(card: str, paths: Sequence[str], spec: HubText) -> list[str]:
         return [inside[path] for path in _by_names([*inside], spec)]
     try:
         patterns = _patterns(chosen["data_files"], spec)
+        if any(len(each) > MAX_PATTERN_CHARS or each.count("**") > 2 for each in patterns):  # slow to match
+            raise ValueError("a pattern is too long or has too many **")
         forms = [re.compile(glob_translate(pattern)) for pattern in patterns]
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise _unclear(f"its card's data_files cannot be used ({one_line(str(error), 80)})", spec) from error

@@ -224,6 +224,7 @@ def test_the_hubs_own_conversion_is_read():
         (card({"data_files": "data/de/*"}), FILES, "default", "test", "has no split 'test', but 'train'"),
         (card({"data_files": 3}), FILES, "default", "train", "unclear: its card's data_files"),
         (card({"data_files": []}), FILES, "default", "train", "unclear: its card's data_files"),
+        (card({"data_files": "**/**/**"}), FILES, "default", "train", "unclear: its card's data_files"),
         (card({"data_files": ["a**/b"]}), FILES, "default", "train", "unclear: its card's data_files"),
         (
             card({"data_files": [{"split": "train", "path": 3}]}),
