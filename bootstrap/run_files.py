@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from p2ptrain.base.errors import CorpusError
+from p2ptrain.base.errors import CorpusError, HomeError
 from p2ptrain.data.file_store import (
     FILES_FOLDER,
     INDEX,
@@ -89,7 +89,12 @@ async def check_shards(server: ShardServer, say: Say) -> None:
     """Look for shards that were damaged on this disk, which are then not served, and tell the owner."""
     store = server.store
     for digest in [each for each in server.digests if store.has(each)]:
-        if not await asyncio.to_thread(store.is_whole, digest) and store.has(digest):
+        try:
+            is_whole = await asyncio.to_thread(store.is_whole, digest)
+        except HomeError as error:  # too many open files, for example, which says nothing about the shard
+            say("bootstrap", error.problem)
+            continue
+        if not is_whole and store.has(digest):
             server.leave_out(digest)
             say(
                 "bootstrap",

@@ -18,7 +18,7 @@ Source = tuple[PeerId, Sequence[str]]
 """Peer that may have a file, and its addresses."""
 
 SOURCE_DEADLINE_S = MOST_STORED_BYTES / 100e3
-"""Timeout of a download from one peer: 11 minutes, the largest file at 0.8 Mbit/s. Guess: upload
+"""Timeout of a download from one peer or mirror: 11 minutes, the largest file at 0.8 Mbit/s. Guess: upload
 rates of volunteers; they wait this long for each adversarial peer that sends slowly."""
 NOT_SPOKEN = "protocols not supported"
 """go-libp2p's words for a peer that does not know the protocol, an older p2ptrain."""
@@ -96,7 +96,10 @@ async def _from_peer(
 
 async def _from_mirror(mirror: Mirror, file: NamedFile, notebook: Notebook) -> bytes | None:
     try:
-        data = await mirror.fetch(file.sha256)
+        async with asyncio.timeout(SOURCE_DEADLINE_S):
+            data = await mirror.fetch(file.sha256)
+    except TimeoutError:
+        why = f"it sends too slowly: {SOURCE_DEADLINE_S:.0f} s were not enough"
     except (NetworkError, RemoteError) as error:
         why = str(error)
     else:

@@ -3,13 +3,13 @@
 ``p2ptrain.tokens.fetch_plan`` decides what to fetch from whom; this module does it, checks each shard's digest, and
 tells the training thread whether an inner step has its text. All but ``is_supplied`` runs in the node's loop.
 
-==================================  ====================================================================================
-a peer sends something else         it is set aside for long, and another one is asked
-a mirror or bootstrap does          another one is asked for that shard; a line names both
-it breaks off, or is slow           it is set aside for a growing pause, and another one is asked
-nobody has a shard                  training waits, in the swarm; a line says so
-the disk is full                    shards that nobody reads are dropped; else training waits as above
-==================================  ====================================================================================
+===========================================  ===========================================================================
+a peer sends something else                  it is set aside for long, and another one is asked
+a mirror or bootstrap sends something else   another one is asked for that shard; a line names both
+it breaks off, or is slow                    it is set aside for a growing pause, and another one is asked
+nobody has a shard                           training waits, in the swarm; a line says so
+the disk is full                             shards that nobody reads are dropped; else training waits as above
+===========================================  ===========================================================================
 """
 
 from __future__ import annotations

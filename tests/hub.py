@@ -55,9 +55,11 @@ def serving(files: dict[str, bytes], kind: str = "models", name: str = NAME) -> 
     with FakeHub(files, kind, name) as hub:
         thread = threading.Thread(target=hub.serve_forever, args=(0.02,))
         thread.start()
-        yield hub
-        hub.shutdown()
-        thread.join()
+        try:
+            yield hub
+        finally:
+            hub.shutdown()
+            thread.join()
 
 
 def use(hub_url: str, cache: Path, patch: pytest.MonkeyPatch) -> None:

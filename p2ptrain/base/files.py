@@ -170,6 +170,9 @@ def locked(home: Path, option: str = "--home") -> Iterator[None]:
             f"Another process uses {home}.", f"Stop it, or choose another directory with {option}."
         ) from None
     except OSError as error:
+        if error.errno == errno.ENOLCK:  # NFS without its lock service
+            problem = f"The directory {home} cannot be used: {cause(error)}."
+            raise HomeError(problem, f"Choose another directory with {option}, on a local disk.") from error
         raise unusable(home, error, option) from error
     try:
         yield

@@ -15,10 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, NamedTuple
 
-from p2ptrain.base.errors import CorpusError
+from p2ptrain.base import files
+from p2ptrain.base.errors import CorpusError, HomeError
 from p2ptrain.base.text import one_line
 from p2ptrain.data.rows import names
 from p2ptrain.data.sources import InterruptedCorpusError
+
+MAX_CARD_BYTES = 1 << 20
+"""Maximum size of a data set's README.md. Guess: the longest cards of the hub would settle it."""
+
+MAX_PATTERN_CHARS = 200
+"""Maximum length of a pattern of the card. Guess: the patterns of the hub's most downloaded data sets."""
 
 SPLIT_KEYWORDS = {
     "train": {"train", "training"},
@@ -99,6 +106,7 @@ def split_files(spec: HubText) -> list[HubFile]:
 
     Raises:
         InterruptedCorpusError: the hub does not list them.
+        HomeError: the cache of the hub's client cannot be written.
         CorpusError: the card or the names do not say plainly which files these are, or they are neither jsonl nor
             parquet.
     """
@@ -109,16 +117,18 @@ def split_files(spec: HubText) -> list[HubFile]:
             .list_repo_tree(spec.name, recursive=True, revision=spec.revision, repo_type="dataset")
         )
         sizes = {each.path: int(each.size) for each in tree if hasattr(each, "size")}
+    if sizes.get("README.md", 0) > MAX_CARD_BYTES:
+        raise _unclear(f"its README.md is larger than {MAX_CARD_BYTES:,} bytes", spec)
     card = _downloaded(spec, "README.md").read_text("utf-8-sig", "replace") if "README.md" in sizes else ""
-    files = [HubFile(spec, path, sizes[path]) for path in split_paths(card, [*sizes], spec)]
-    for each in files:
+    found = [HubFile(spec, path, sizes[path]) for path in split_paths(card, [*sizes], spec)]
+    for each in found:
         if not each.format:
             raise CorpusError(
                 f"The data set {spec.name} holds {one_line(each.path)}, and only jsonl and parquet can be read.",
                 "Name the commit of the hub's own conversion, hf:OWNER/NAME@REVISION: git ls-remote "
                 f"https://huggingface.co/datasets/{spec.name} refs/convert/parquet",
             )
-    return files
+    return found
 
 
 def _downloaded(spec: HubText, path: str) -> Path:
@@ -129,16 +139,27 @@ def _downloaded(spec: HubText, path: str) -> Path:
 
 @contextlib.contextmanager
 def hub_errors(where: str) -> Iterator[None]:
-    """Turn all errors of the hub's client into InterruptedCorpusError; ``where`` names the data set in messages."""
+    """Turn all errors of the hub's client into InterruptedCorpusError, and those of the disk into HomeError.
+
+    ``where`` names the data set in messages.
+    """
     try:
         yield
     except Exception as error:  # also errors of the HTTP library that it uses
+        check_disk(error, where)
         raise InterruptedCorpusError(
             f"The corpus {where} could not be downloaded from the Hugging Face hub "
             f"({one_line(f'{type(error).__name__}: {error}')}).",
             "Check the internet connection (and HF_ENDPOINT, HF_HUB_OFFLINE if set), and that the data set is public "
             "or you are logged in (`hf auth login`); then give the same command again, which goes on where it was.",
         ) from error
+
+
+def check_disk(error: Exception, what: str) -> None:
+    """Raise HomeError if an error of the hub's client is one of the disk that holds its cache."""
+    if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError | TimeoutError):
+        problem = f"{what} cannot be kept in the hub's cache: {files.cause(error)}."
+        raise HomeError(problem, files.remedy(error, "set HF_HOME to another directory")) from error
 
 
 def split_paths(card: str, paths: Sequence[str], spec: HubText) -> list[str]:
@@ -162,12 +183,14 @@ def split_paths(card: str, paths: Sequence[str], spec: HubText) -> list[str]:
     if chosen is None:
         listed = names(configs) or "'default' alone"
         raise CorpusError(f"The data set {spec.name} has no configuration {spec.config!r}, but {listed}.", _NAME_FILES)
-    folder = f"{chosen.get('data_dir') or ''}".strip("/")
+    folder = _text(chosen.get("data_dir")).strip("/")
     inside = {path.removeprefix(f"{folder}/"): path for path in data if not folder or path.startswith(f"{folder}/")}
     if chosen.get("data_files") is None:
         return [inside[path] for path in _by_names([*inside], spec)]
     try:
         patterns = _patterns(chosen["data_files"], spec)
+        if any(len(each) > MAX_PATTERN_CHARS or each.count("**") > 2 for each in patterns):  # slow to match
+            raise ValueError("a pattern is too long or has too many **")
         forms = [re.compile(glob_translate(pattern)) for pattern in patterns]
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise _unclear(f"its card's data_files cannot be used ({one_line(str(error), 80)})", spec) from error
@@ -189,7 +212,7 @@ def _configs(card: str, spec: HubText) -> dict[str, Mapping[str, Any]]:
         return {}
     try:
         listed = huggingface_hub().DatasetCard(card).data.to_dict().get("configs") or []
-        return {each.get("config_name", "default"): each for each in listed}
+        return {_text(each.get("config_name", "default")): each for each in listed}
     except Exception as error:  # of YAML, which the library does not catch, or another shape
         raise _unclear(f"its README.md cannot be read ({one_line(str(error))})", spec) from error
 
@@ -199,7 +222,7 @@ def _patterns(data_files: Any, spec: HubText) -> list[str]:
     if isinstance(data_files, str) or (isinstance(data_files, list) and isinstance(data_files[0], str)):
         data_files = {"train": data_files}
     if isinstance(data_files, list):
-        data_files = {each["split"]: each["path"] for each in data_files}
+        data_files = {_text(each["split"]): each["path"] for each in data_files}
     if spec.split not in data_files:
         raise CorpusError(
             f"The configuration {spec.config!r} of {spec.name} has no split {spec.split!r}, but {names(data_files)}.",
@@ -207,6 +230,11 @@ def _patterns(data_files: Any, spec: HubText) -> list[str]:
         )
     found = data_files[spec.split]
     return [each.removeprefix("./") for each in ([found] if isinstance(found, str) else found)]
+
+
+def _text(value: object) -> str:
+    """Return a string of a card; "" for another type, whose text may be of any size, since YAML has references."""
+    return value if isinstance(value, str) else ""
 
 
 def _by_names(paths: Sequence[str], spec: HubText) -> list[str]:

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from p2ptrain.base import files
-from p2ptrain.base.errors import HomeError, WeightsError
+from p2ptrain.base.errors import WeightsError
 from p2ptrain.base.text import one_line, printable
-from p2ptrain.data.hub import huggingface_hub
+from p2ptrain.data.hub import check_disk, huggingface_hub
 from p2ptrain.manifest.initial_weights import MAX_WEIGHT_FILES
 from p2ptrain.manifest.model import parameter_count
 from p2ptrain.manifest.section import HUB_NAME
@@ -137,7 +136,7 @@ def fetch(name: str, revision: str, file: str, most_bytes: int | None = None) ->
     Raises:
         HubUnavailableError: a later attempt may succeed.
         WeightsError: the hub refuses, or the file is larger than ``most_bytes``.
-        HomeError: the cache cannot be written.
+        HomeError: the cache cannot be read or written.
     """
     what = f"{file} of {name} at revision {revision}"
     size_bytes = _size_bytes(name, revision, file)
@@ -148,11 +147,16 @@ def fetch(name: str, revision: str, file: str, most_bytes: int | None = None) ->
     path = Path(_client(name, revision, file))
     blob = path.resolve()  # which the client names by its digest, a SHA-256 if the file is large
     if _SHA256.fullmatch(blob.name):
-        with blob.open("rb") as opened:
-            found = hashlib.file_digest(opened, "sha256").hexdigest()
+        try:
+            with blob.open("rb") as opened:
+                found = hashlib.file_digest(opened, "sha256").hexdigest()
+            if found != blob.name:
+                path.unlink()
+                blob.unlink(missing_ok=True)
+        except OSError as error:
+            check_disk(error, what)
+            raise
         if found != blob.name:
-            path.unlink()
-            blob.unlink(missing_ok=True)
             raise HubUnavailableError(
                 f"The download of {printable(what)} is damaged: its sha256 is {found}, not {blob.name}.",
                 "Start again: it is downloaded anew. If that fails, too, tell the model's publisher.",
@@ -176,9 +180,7 @@ def _client(name: str, revision: str, file: str, **options: Any) -> Any:
     except hub.errors.RemoteEntryNotFoundError:
         return None
     except Exception as error:  # also errors of the HTTP library that the client uses
-        if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
-            problem = f"{file} of {name} cannot be written to the hub's cache: {files.cause(error)}."
-            raise HomeError(problem, files.remedy(error, "")) from error
+        check_disk(error, f"{file} of {name}")
         raise explained(error, file, f"{name} at revision {revision}") from error
 
 

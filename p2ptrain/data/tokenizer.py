@@ -7,6 +7,7 @@ training, held-out evaluation, text generation and export encode a text alike; d
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import re
@@ -29,6 +30,20 @@ if TYPE_CHECKING:
 
 MOST_TOKENIZER_BYTES = 64 << 20
 """Maximum size of a tokenizer.json. The largest in wide use (256 thousand tokens) take 20 to 35 MB."""
+
+MOST_REPLACEMENT_GROWTH = 8
+"""Maximum factor by which all Replace normalizers, or those of the decoder, may lengthen a text. Usual files have at
+most three, of factor 2. Guess: measure the factors of the hub's most downloaded tokenizers."""
+
+CHARSMAP_LENGTH = 18
+"""Letters of one character in a normalizer's table that do not count as growth: those of U+FDFA in NFKC."""
+
+MOST_TOKEN_CHARS = 1_024
+"""Maximum length of a token, since the unknown one may stand for each letter that is decoded. Guess: measure the
+longest tokens of the hub's most downloaded tokenizers."""
+
+MOST_PREFIX_IDS = 4
+"""Maximum number of tokens before every text: files in wide use have one."""
 
 SEPARATORS = (
     "<|endoftext|>",
@@ -254,7 +269,13 @@ def _parse(path: Path, has_prefix: bool, separator: int | None = None) -> JsonTo
         outline = json.loads(text)
         if not (isinstance(outline, dict) and isinstance(outline.get("model"), dict) and outline["model"].get("vocab")):
             raise ValueError("model.vocab is missing")
+        for part in ("normalizer", "decoder"):
+            if _replacement_growth(outline.get(part)) > MOST_REPLACEMENT_GROWTH:
+                raise ValueError(f"its {part} may lengthen a text more than {MOST_REPLACEMENT_GROWTH} times")
         tokenizer = Tokenizer.from_str(text)
+        longest = max(map(len, tokenizer.get_vocab()), default=0)
+        if longest > MOST_TOKEN_CHARS:
+            raise ValueError(f"it has a token of {longest:,} characters, and at most {MOST_TOKEN_CHARS:,} are read")
         _check_added_ids(tokenizer, outline)
         unknown = _unknown(tokenizer, outline, path)
         made = JsonTokenizer(tokenizer, unknown, _first_ids(tokenizer), has_prefix, separator)
@@ -268,6 +289,8 @@ def _first_ids(tokenizer: HubTokenizer) -> Sequence[int]:
     tokenizer.no_padding()
     bare, ids = (tokenizer.encode("a", add_special_tokens=has_more).ids for has_more in (False, True))
     before = next((place for place in range(len(ids)) if ids[place : place + len(bare)] == bare), 0)
+    if before > MOST_PREFIX_IDS:
+        raise ValueError(f"it begins every text with {before:,} tokens, and at most {MOST_PREFIX_IDS} are read")
     if any(tokenizer.id_to_token(each) is None for each in ids[:before]):  # the library does not check them
         raise ValueError("it begins every text with an id that its vocabulary lacks")
     return list(ids[:before])
@@ -401,13 +424,39 @@ def _unknown(tokenizer: HubTokenizer, outline: Mapping[str, Any], path: Path) ->
     return int(unknown)
 
 
-def _types(component: object) -> Iterator[str]:
-    """Yield the type of a normalizer, pre-tokenizer or decoder of the file, and of those inside it."""
+def _parts(component: object) -> Iterator[Mapping[str, Any]]:
+    """Yield a normalizer, pre-tokenizer or decoder of the file, and those inside it."""
     if isinstance(component, dict):
-        yield str(component.get("type"))
+        yield component
         for parts in ("normalizers", "pretokenizers", "decoders"):
             for inside in component.get(parts) or ():
-                yield from _types(inside)
+                yield from _parts(inside)
+
+
+def _types(component: object) -> Iterator[str]:
+    return (str(part.get("type")) for part in _parts(component))
+
+
+def _replacement_growth(component: object) -> float:
+    """Return the most characters that one can become by a normalizer or decoder that inserts text of the file."""
+    growth = 1.0
+    for part in _parts(component):
+        if part.get("type") == "Replace":
+            literal = part["pattern"].get("String")
+            inserted = len(part["content"])
+            growth *= max(1.0, inserted / len(literal)) if literal else 1.0 + inserted  # a pattern may match nothing
+        elif part.get("type") == "Prepend":
+            growth += len(part["prepend"])
+        elif part.get("type") == "Precompiled":
+            growth *= max(1.0, _longest_replacement(part["precompiled_charsmap"]) / CHARSMAP_LENGTH)
+    return growth
+
+
+def _longest_replacement(charsmap: str) -> int:
+    """Return the most letters of one character in a table of sentencepiece: length of a trie, trie, ended texts."""
+    data = base64.b64decode(charsmap)
+    texts = data[4 + int.from_bytes(data[:4], "little") :].decode("utf-8", errors="replace")
+    return max(map(len, texts.split("\0")))
 
 
 def _save(

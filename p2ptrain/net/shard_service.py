@@ -54,8 +54,8 @@ MOST_REMEMBERED = 1024
 """Peers of which the queue knows how much they have got."""
 MOST_SERVED_TO_ONE = 2
 SLOW_PAUSE_S = 60.0
-"""Time for which a peer gets nothing after a slow transfer was ended, lest it take the place again at once. Guess: how
-long others wait at a busy source."""
+"""Time for which a peer gets nothing after a slow transfer was ended, so that it does not take the place again at once.
+Guess: how long others wait at a busy source."""
 LONGEST_S = 240.0
 """Longest duration of a stream: a shard at 140 kbit/s."""
 MOST_HELD = 8 * (24 << 10)

@@ -59,12 +59,16 @@ class ShardStore:
             ) from error
 
     def is_whole(self, digest: str) -> bool:
-        """Return whether a shard is here and was not damaged; reads all of it."""
+        """Return whether a shard is here and was not damaged; reads all of it. Raises HomeError."""
         try:
             with self.path(digest).open("rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest() == digest
-        except OSError:
+        except FileNotFoundError:
             return False
+        except OSError as error:
+            raise HomeError(
+                f"{self.path(digest)} cannot be read: {files.cause(error)}.", files.remedy(error, "")
+            ) from error
 
     def read(self, digest: str, offset: int, size: int) -> tuple[int, bytes]:
         """Return a shard's size and a piece of it; 0 and nothing if it is not here, or cannot be read."""

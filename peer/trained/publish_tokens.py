@@ -80,13 +80,17 @@ def _upload(name: str, root: str, index: Path, store: ShardStore, is_public: boo
     """Send what a data set lacks. Raises UserError."""
     with command_imports():
         from p2ptrain.data.hub import huggingface_hub
+        from p2ptrain.tokens.index import ShardIndex
         from peer.trained.publishing import check_login, hub_errors
 
     check_login()
-    api: Any = huggingface_hub().HfApi()
+    hub: Any = huggingface_hub()
+    api = hub.HfApi()
+    digests = ShardIndex.from_bytes(index.read_bytes()).digests
+    paths = {digest: store.path(digest) for digest in digests} | {root: index}
     with hub_errors(name, again):
         api.create_repo(name, repo_type="dataset", private=not is_public, exist_ok=True)
-        api.upload_folder(repo_id=name, folder_path=store.directory, repo_type="dataset", allow_patterns="??/*")
-        api.upload_file(path_or_fileobj=index, path_in_repo=f"{root[:2]}/{root}", repo_id=name, repo_type="dataset")
+        added = [hub.CommitOperationAdd(f"{each[:2]}/{each}", path) for each, path in paths.items()]
+        api.create_commit(name, added, repo_type="dataset", commit_message="Add the text of a run")
     if not is_public:
         click.echo(f"{name} is private if it is new: make it public, or peers cannot read it.", err=True)

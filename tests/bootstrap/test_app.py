@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import math
 import socket
@@ -161,7 +162,11 @@ def test_the_command_line_takes_the_caps_of_a_peers_settings(tmp_path: Path, mon
     assert len(ran) == 2
 
 
-def test_the_text_of_the_run_folder_is_served(tmp_path: Path) -> None:
+def refuse(*_: object, **__: object) -> None:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_the_text_of_the_run_folder_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, said = tmp_path / "run", list[str]()
     writer = ShardWriter(ShardStore(run / "shards"), 2)
     for is_training in (True, False):
@@ -192,6 +197,11 @@ def test_the_text_of_the_run_folder_is_served(tmp_path: Path) -> None:
     ShardStore(run / "shards").path(index.digests[1]).write_bytes(b"damaged")
     serving = server()
     assert serving is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", refuse)
+        asyncio.run(run_files.check_shards(serving, lambda tag, text: said.append(text)))
+    assert said[-1].endswith("cannot be read: Too many open files.")
+    assert asyncio.run(serving.piece(index.digests[1], 0)) == (7, b"damaged")
     asyncio.run(run_files.check_shards(serving, lambda tag, text: said.append(text)))
     assert f"{ShardStore(run / 'shards').path(index.digests[1])} is damaged" in said[-1]
     assert asyncio.run(serving.piece(index.digests[1], 0)) == (0, b"")

@@ -1,18 +1,20 @@
 """Data sets of the hub: which files make up a split, rows without text, and a hub on loopback that stops midway."""
 
+import errno
 import gzip
 import io
 import json
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from p2ptrain.base.errors import CorpusError
+from p2ptrain.base.errors import CorpusError, HomeError
 from p2ptrain.data import hub as hub_files
 from p2ptrain.data.author_text import find_source
 from p2ptrain.data.hub import HubText, split_paths
@@ -222,6 +224,7 @@ def test_the_hubs_own_conversion_is_read():
         (card({"data_files": "data/de/*"}), FILES, "default", "test", "has no split 'test', but 'train'"),
         (card({"data_files": 3}), FILES, "default", "train", "unclear: its card's data_files"),
         (card({"data_files": []}), FILES, "default", "train", "unclear: its card's data_files"),
+        (card({"data_files": "**/**/**"}), FILES, "default", "train", "unclear: its card's data_files"),
         (card({"data_files": ["a**/b"]}), FILES, "default", "train", "unclear: its card's data_files"),
         (
             card({"data_files": [{"split": "train", "path": 3}]}),
@@ -265,10 +268,50 @@ def test_late_values_that_are_not_text_are_skipped(read, pack):
     assert counts.examples[0] == f"0.jsonl{suffix}, line 401: the field 'text' is an object, not text"
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        "config_name: *h",
+        "data_dir: *h",
+        "data_files: *h",
+        "data_files: [{split: *h, path: x}]",
+        "data_files: [{split: train, path: *h}]",
+        "data_files: {train: *h}",
+        "data_files: {? *h : x}",
+    ],
+)
+def test_a_card_of_references_takes_no_memory(config):
+    """Each level holds nine times the one before: the text of the last one would have half a gigabyte."""
+    levels = "".join(f"{name}: &{name} [{','.join(['*' + last] * 9)}]\n" for last, name in pairwise("abcdefgh"))
+    listed = f"---\na: &a [{','.join('x' * 9)}]\n{levels}configs:\n- {config}\n---\n"
+    with pytest.raises(CorpusError):
+        split_paths(listed, ["data/test.jsonl"], spec())
+
+
 def test_other_formats_are_refused(read):
     with pytest.raises(CorpusError, match=r"holds b.csv, and only jsonl and parquet can be read") as caught:
         read({"a.jsonl": lines(0), "b.csv": b"text\na\n"})
     assert caught.value.remedy.endswith("datasets/someone/texts refs/convert/parquet")
+
+
+def test_a_card_that_is_too_large_is_refused(read, monkeypatch):
+    """Check a large card: its configurations might be in the part that is not read."""
+    monkeypatch.setattr(hub_files, "MAX_CARD_BYTES", len(CARD))
+    content = {"README.md": CARD.encode(), "data/a.jsonl": lines(0)}
+    assert len(read(content)[0]) == ROWS
+    content["README.md"] += b"x"
+    with pytest.raises(CorpusError, match=r"README.md is larger than \d+ bytes"):
+        read(content)
+
+
+def test_a_full_disk_is_not_the_internet(read, monkeypatch):
+    def fill(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(hub_files.huggingface_hub(), "hf_hub_download", fill)
+    with pytest.raises(HomeError, match="No space left on device") as caught:
+        read({"a.jsonl": lines(0)})
+    assert "Free some space" in caught.value.remedy
 
 
 def test_an_unreachable_hub_says_what_was_tried(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 import huggingface_hub.constants
 import pytest
 
-from p2ptrain.base.errors import WeightsError
+from p2ptrain.base.errors import HomeError, WeightsError
 from p2ptrain.data import hub_weights
 from p2ptrain.data.hub_weights import HubUnavailableError, commit_of, download_weights, most_bytes
 from p2ptrain.manifest import Decoder, preset
@@ -98,6 +99,18 @@ def test_a_damaged_file_of_the_clients_cache_is_not_used(hub: FakeHub, model: De
     with pytest.raises(HubUnavailableError, match="is damaged: its sha256 is "):
         download(model)
     assert download(model) == [CONTENT]
+
+
+def test_a_file_of_the_cache_that_cannot_be_read_is_said(
+    hub: FakeHub, model: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    download(model)
+    monkeypatch.setattr(hashlib, "file_digest", fail)
+    with pytest.raises(HomeError, match="Input/output error"):
+        download(model)
 
 
 def test_false_bytes_are_thrown_away(hub: FakeHub, model: Decoder) -> None:

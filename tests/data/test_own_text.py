@@ -139,7 +139,9 @@ def test_a_data_set_and_a_tokenizer_of_the_hub(place: Path, tokenizer: Path, mon
         assert manifest.model.config.vocab_size == 400
         assert "files: tokenizer, which" in said
         hub.refusal = 404
-        assert "has no other/model at revision main" in refused("init", "no", "--tokenizer", "hf:other/model")
+        assert "other/model at revision main to you (status 404)" in refused(
+            "init", "no", "--tokenizer", "hf:other/model"
+        )
         assert "is not a model of" in refused("init", "no", "--tokenizer", "hf:gpt2")
     rows = "".join(json.dumps({"text": line}) + "\n" for line in LINES[:8_000])
     talk = [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "There, or nearby."}]

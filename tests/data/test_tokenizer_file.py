@@ -2,10 +2,11 @@
 
 import hashlib
 import json
+import struct
 
 import numpy as np
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.data import reading, stream
@@ -123,16 +124,19 @@ def test_a_published_models_tokenizer_keeps_what_begins_a_text(load, tmp_path):
     assert saved.bos_token == "</s>"
 
 
-def test_what_begins_a_text_is_checked(load):
+@pytest.mark.parametrize(
+    ("ids", "why"), [([99_999], "an id that its vocabulary lacks"), ([1] * 5, "with 5 tokens, and at most 4 are read")]
+)
+def test_what_begins_a_text_is_checked(load, ids, why):
     """Check what the library does not: ids of a post-processor are those that the file says."""
     outline = json.loads(unigram().to_str())
     outline["post_processor"] = {
         "type": "TemplateProcessing",
         "single": [{"SpecialToken": {"id": "x", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
         "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {"x": {"id": "x", "ids": [99_999], "tokens": ["x"]}},
+        "special_tokens": {"x": {"id": "x", "ids": ids, "tokens": ["x"] * len(ids)}},
     }
-    with pytest.raises(CorpusError, match="an id that its vocabulary lacks"):
+    with pytest.raises(CorpusError, match=why):
         load(outline)
 
 
@@ -244,6 +248,45 @@ def test_which_token_is_the_unknown_one(load):
 
 def test_lone_surrogates_do_not_stop_it(load):
     assert ids(load(byte_level()), "a\ud800") == ids(load(byte_level()), "a?")
+
+
+def test_a_normalizer_that_inflates_text_is_refused(load):
+    """A run's author is a stranger."""
+    made = byte_level()
+    made.normalizer = normalizers.Sequence([normalizers.Replace(Regex("."), "ab")] * 6)
+    with pytest.raises(CorpusError, match="may lengthen a text more than 8 times"):
+        load(made)
+    made.normalizer = normalizers.Sequence([normalizers.Replace("a", "ab")] * 3)
+    assert len(ids(load(made), "a")) > 1
+
+
+def _charsmap(letter: str, replacement: str) -> bytes:
+    """Return a table of sentencepiece for one ASCII letter: its trie is a double array of 32-bit units."""
+    place, leaf, units = 256 ^ ord(letter), 600, [0] * 1024
+    units[0], units[place] = 256 << 10, ord(letter) | 1 << 8 | (place ^ leaf) << 10
+    return struct.pack("<I1024I", 4096, *units) + replacement.encode() + b"\0"
+
+
+def test_a_table_of_replacements_may_not_inflate_text(load):
+    """NFKC makes 18 letters of U+FDFA, and a file may say as much of each letter."""
+    made = byte_level()
+    made.normalizer = normalizers.Precompiled(_charsmap("e", "b" * 18))
+    assert load(made).decode(ids(load(made), "ae")) == "a" + "b" * 18
+    made.normalizer = normalizers.Precompiled(_charsmap("e", "b" * 145))
+    with pytest.raises(CorpusError, match="may lengthen a text more than 8 times"):
+        load(made)
+
+
+def test_what_would_take_gigabytes_is_refused(load):
+    """Check decoders that lengthen text, and long tokens."""
+    made = byte_level()
+    made.decoder = decoders.Sequence([decoders.Replace("a", "b" * 9), decoders.ByteLevel()])
+    with pytest.raises(CorpusError, match="its decoder may lengthen a text more than 8 times"):
+        load(made)
+    made = byte_level()
+    made.add_tokens(["x" * 1025])
+    with pytest.raises(CorpusError, match="a token of 1,025 characters, and at most 1,024 are read"):
+        load(made)
 
 
 def test_a_panic_of_the_library_is_an_error_of_the_file(load):

@@ -15,7 +15,7 @@ from memory_network import MemoryNetwork
 from p2ptrain.base.errors import CorpusError, NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import MemoryLog
-from p2ptrain.data.file_store import MOST_STORED_BYTES, FileStore, NamedFile
+from p2ptrain.data.file_store import INDEX, MOST_STORED_BYTES, FileStore, NamedFile
 from p2ptrain.net import file_service
 from p2ptrain.net.file_service import EACH, MIN_COST, PIECE_BYTES, FileServer, download
 from p2ptrain.net.payload import send_payload
@@ -150,6 +150,31 @@ def test_a_peer_that_sends_slowly_gives_way_to_the_next(server: FileServer) -> N
             await send_payload(link, [bytes(PIECE_BYTES)])
 
     assert fetch({HOST: slow, OTHER: server.answer}, within_s=SOURCE_DEADLINE_S + 5) == CONTENT
+
+
+def test_a_mirror_that_never_ends_gives_way_to_the_next() -> None:
+    class Mirror:
+        where = "https://mirror"
+
+        def __init__(self, pause_s: float) -> None:
+            self.pause_s = pause_s
+
+        async def fetch(self, digest: str) -> bytes:
+            await asyncio.sleep(self.pause_s)
+            return CONTENT
+
+    async def nobody() -> Sequence[Source]:
+        return []
+
+    async def dial(peer: PeerId, addresses: Sequence[str]) -> Link:
+        raise NetworkError("nobody is there")
+
+    async def main() -> bytes | None:
+        mirrors: list[Any] = [Mirror(1e6), Mirror(1.0)]
+        async with asyncio.timeout(SOURCE_DEADLINE_S + 5):
+            return await ask_for_file(FILE._replace(what=INDEX), nobody, dial, MemoryLog(), mirrors)
+
+    assert virtual_time.run(main()) == CONTENT
 
 
 @pytest.mark.parametrize(

@@ -238,7 +238,7 @@ def test_a_full_disk_leaves_nothing_and_the_next_try_is_as_the_first(
         out.mkdir(parents=True)
     with files_end_at(50_000), pytest.raises(UserError, match="out cannot be written: ") as caught:
         export(home, out)
-    assert "on another disk" in caught.value.remedy
+    assert "choose another directory" in caught.value.remedy
     assert [path for path in (tmp_path / "new").rglob("*") if path != out] == []
     assert out.exists() is is_there
     export(home, out)

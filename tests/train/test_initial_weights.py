@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from families import DESCRIPTIONS, description
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from staged_rank import equal_cut
 from torch import Tensor
@@ -250,3 +254,29 @@ def test_no_other_file_is_loaded(tmp_path: Path, form: str) -> None:
     with pytest.raises(WeightsError, match=r"is not a whole safetensors file") as caught:
         check_weights(description(LLAMA), [path])
     assert "save_pretrained" in caught.value.remedy
+
+
+@given(st.binary(max_size=200), st.integers(0, 300))
+def test_no_bytes_raise_anything_else(tmp_path_factory: pytest.TempPathFactory, content: bytes, length: int) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.safetensors"
+    for each in (content, length.to_bytes(8, "little") + content):
+        path.write_bytes(each)
+        with contextlib.suppress(WeightsError):
+            check_weights(description(LLAMA), [path])
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from(["dtype", "shape", "data_offsets", "__metadata__", "w"]), inner)
+        ),
+        max_leaves=12,
+    )
+)
+def test_no_header_raises_anything_else(tmp_path_factory: pytest.TempPathFactory, header: object) -> None:
+    path, data = tmp_path_factory.getbasetemp() / "any.safetensors", json.dumps(header).encode()
+    path.write_bytes(len(data).to_bytes(8, "little") + data + bytes(64))
+    with contextlib.suppress(WeightsError):
+        check_weights(description(LLAMA), [path])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -79,14 +80,16 @@ def test_a_data_set_gets_the_shards_and_their_index(
         def create_repo(self, name: str, **named: Any) -> None:
             created.append((name, named))
 
-        def upload_folder(self, *, folder_path: Path, allow_patterns: str, **_: Any) -> None:
-            there.update(path.relative_to(folder_path).as_posix() for path in folder_path.glob(allow_patterns))
+        def create_commit(self, name: str, added: list[tuple[str, Path]], **_: Any) -> None:
+            for path, file in added:
+                assert hashlib.sha256(file.read_bytes()).hexdigest() == path[3:]
+                there.add(path)
 
-        def upload_file(self, *, path_or_fileobj: Path, path_in_repo: str, **_: Any) -> None:
-            assert path_or_fileobj.read_bytes() == index.to_bytes()
-            there.add(path_in_repo)
-
-    monkeypatch.setattr("p2ptrain.data.hub.huggingface_hub", lambda: SimpleNamespace(HfApi=Api))
+    leftover = ShardStore(tmp_path / "run" / "shards").path("f" * 64)
+    leftover.parent.mkdir(exist_ok=True)
+    leftover.write_bytes(b"of another text")
+    hub = SimpleNamespace(HfApi=Api, CommitOperationAdd=lambda path, file: (path, file))
+    monkeypatch.setattr("p2ptrain.data.hub.huggingface_hub", lambda: hub)
     monkeypatch.setattr(publishing, "check_login", lambda: None)
     done = publish(tmp_path / "run", "hf:someone/text", "--public")
     assert done.exit_code == 0, done.output
