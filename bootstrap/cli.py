@@ -47,7 +47,7 @@ def _cap(context: click.Context, option: click.Parameter, value: float | None) -
     "--weights",
     type=click.Path(exists=True, path_type=UserPath),
     metavar="PATH",
-    help="The model to begin from, file or folder, likewise.",
+    help="The model to begin from, file or folder, which the run names by digest.",
 )
 @click.option("--beside", metavar="LINK", help="Join link of another bootstrap of the same swarm.")
 @click.option("--page", metavar="[HOST:]PORT", help="Serve a web page about the swarm on this port.")

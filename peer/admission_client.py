@@ -128,7 +128,7 @@ class AdmissionClient:
                     why = await self._request_certificate(gate, credential)
                 except (NetworkError, RemoteError) as error:
                     pause_s = next(pauses_s)
-                    self._notebook.note("no badge", why=str(error), seconds=pause_s)
+                    self._notebook.note("no certificate", why=str(error), seconds=pause_s)
                     await asyncio.sleep(pause_s)
                     continue
             elif not answered and not gate.access_list.serial:

@@ -223,7 +223,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "alone": lambda f: f"[peers] training alone: {_why(f)}",
     "no manifest": lambda f: f"[join] no manifest from {_peer(f)}: {_reason_at(f)}",
     "waiting": lambda f: f"[join] {_why(f)}; retrying in {f['seconds']:.0f} s. {f['remedy']}",
-    "no badge": lambda f: (
+    "no certificate": lambda f: (
         f"[join] {_why(f)}; retrying in {f['seconds']:.0f} s. Check that the bootstrap named in the link is running"
     ),
     "let in": lambda f: (

@@ -134,7 +134,7 @@ class Connection:
         self._set_up(lambda node: node.stand_at(gate))
 
     def _set_up(self, set_up: Callable[[Node], None]) -> None:
-        """Do something with this node and later ones."""
+        """Configure the present node and later ones."""
         self._set_ups.append(set_up)
         if self._supervisor.current is not None:
             set_up(self._supervisor.current)

@@ -43,11 +43,11 @@ PROGRESS = frozenset({"progress", "reading"})
 """Kinds that tell how far something is."""
 ONCE_FOR_EACH_PEER = frozenset({"failed", "clipped", "broke protocol", "saved"})
 """Kinds that are news once in ``REPEAT_S`` for each peer, whatever the reason."""
-ONCE_FOR_EACH_REASON = frozenset({"no manifest", "waiting", "no badge", "not admitted", "no file"})
+ONCE_FOR_EACH_REASON = frozenset({"no manifest", "waiting", "no certificate", "not admitted", "no file"})
 """Kinds that are news once in ``REPEAT_S`` for each peer, address and reason."""
 ACTIVITIES = frozenset(
     {
-        *("waiting", "no text", "no badge", "catching up", "trained", "reading", "finishing", "stopping"),
+        *("waiting", "no text", "no certificate", "catching up", "trained", "reading", "finishing", "stopping"),
         *("waiting for ranks", "waiting for the leader"),
     }
 )

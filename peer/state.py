@@ -50,7 +50,7 @@ FAILURES = frozenset(
         "discarded",
         "unconfirmed",
         "no manifest",
-        "no badge",
+        "no certificate",
         "not admitted",
         "put out",
         "unreachable",

@@ -19,6 +19,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 from p2ptrain.base.backoff import backoff
@@ -92,7 +93,7 @@ class TokenSupply:
         self._changed = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._group: asyncio.TaskGroup
-        self._tasks: dict[ShardFetch, asyncio.Task[None]] = {}
+        self._tasks: dict[ShardFetch, asyncio.Task[FetchOutcome]] = {}
         self._given_up: set[ShardFetch] = set()
         """Fetches that were too slow, and are being cancelled."""
         self._look_at = self._used_at = -math.inf
@@ -176,6 +177,7 @@ class TokenSupply:
         self._look(now, any(number not in here for number in wanted.now), any(each.held for each in sources))
         while isinstance(due := self._plan.begin(wanted, here, sources, now), ShardFetch):
             self._tasks[due] = self._group.create_task(self._fetch(due))
+            self._tasks[due].add_done_callback(partial(self._ended, due))
         return min(due, TURN_S)
 
     def _needs(self) -> Needs:
@@ -220,20 +222,20 @@ class TokenSupply:
 
     # --- fetches ------------------------------------------------------------------------------------------------------
 
-    async def _fetch(self, fetch: ShardFetch) -> None:
-        outcome, began = FetchOutcome.CANCELLED, self._clock()
-        try:
-            outcome = await self._outcome(fetch, began)
-        finally:
-            if fetch in self._given_up:
-                self._given_up.discard(fetch)
-                outcome = FetchOutcome.FAILED
-            self._plan.ended(fetch, outcome, self._clock())
-            del self._tasks[fetch]
-            self._changed.set()
+    def _ended(self, fetch: ShardFetch, task: asyncio.Task[FetchOutcome]) -> None:
+        """Free the place of a fetch in the plan, even if it was cancelled before it began."""
+        was_slow = fetch in self._given_up
+        self._given_up.discard(fetch)
+        if not task.cancelled() and task.exception() is None:
+            outcome = task.result()
+        else:
+            outcome = FetchOutcome.FAILED if was_slow else FetchOutcome.CANCELLED
+        self._plan.ended(fetch, outcome, self._clock())
+        del self._tasks[fetch]
+        self._changed.set()
 
-    async def _outcome(self, fetch: ShardFetch, began: float) -> FetchOutcome:
-        digest = self._index.digests[fetch.shard]
+    async def _fetch(self, fetch: ShardFetch) -> FetchOutcome:
+        digest, began = self._index.digests[fetch.shard], self._clock()
 
         def received(size_bytes: int) -> None:
             self._quiet_since = self._clock()

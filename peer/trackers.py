@@ -1,12 +1,18 @@
-"""Figures of a peer for TensorBoard (``--track``): those of the page, once per outer step and held-out loss."""
+"""Figures of a peer for TensorBoard (``--track``): those of the page, once per outer step and held-out loss.
+
+A thread of its own writes them, behind a bounded queue: a disk that fails or hangs costs points and nothing else.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
+import queue
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Self
 
 from p2ptrain.base.errors import UserError
@@ -18,10 +24,10 @@ NONE = "none"
 PREFIX = "tensorboard:"
 MOST_PLACE = 1024
 """Maximum characters of a directory: a quarter of Linux's longest path."""
-MAX_QUEUED = 10_000
-"""Figures that wait for the disk, those of some hundred outer steps; further ones wait, too."""
-FLUSH_S = 10
-"""Longest delay of a figure in seconds."""
+MOST_QUEUED = 256
+"""Maximum points that wait for the disk, as events for a slow reader of the page; beyond that new ones are dropped."""
+CLOSE_S = 5.0
+"""Longest wait at the peer's end for the last points: half of what docker leaves a stopped peer."""
 NOTES = frozenset({"held out", "final loss"})
 """Kinds of notes after which there is a new held-out loss."""
 
@@ -59,41 +65,39 @@ def open_tensorboard(folder: Path) -> Any:
     """Return torch's ``SummaryWriter`` of a directory. Raises OSError."""
     from torch.utils.tensorboard import SummaryWriter
 
-    return SummaryWriter(str(folder), max_queue=MAX_QUEUED, flush_secs=FLUSH_S)
+    return SummaryWriter(str(folder))
 
 
+@dataclass(slots=True)
 class Tracker:
-    """Context manager that writes figures until a write fails. The training thread calls it.
-
-    torch's writer has a thread and a queue of its own, so a slow disk does not delay training.
+    """Context manager whose thread writes figures, until a write fails.
 
     Args:
-        open_writer: as ``open_tensorboard``.
-        figures: returns the outer step and the figures by name.
-        notebook: gets one note about a failure.
+        open_writer: as ``open_tensorboard``; called in the thread, as the writer's methods are.
+        figures: returns the outer step and the figures by name; safe from any thread.
+        notebook: gets one note about a failure or the first dropped point.
     """
 
-    def __init__(
-        self,
-        open_writer: Callable[[], Any],
-        figures: Callable[[], tuple[int, Mapping[str, float]]],
-        notebook: Notebook,
-    ) -> None:
-        self._open_writer = open_writer
-        self._figures = figures
-        self._notebook = notebook
-        self._writer: Any = None
-        self._is_faulty = False
+    open_writer: Callable[[], Any]
+    figures: Callable[[], tuple[int, Mapping[str, float]]]
+    notebook: Notebook
+    close_s: float = CLOSE_S
+    _queue: queue.Queue[tuple[int, Mapping[str, float]] | None] = field(
+        default_factory=lambda: queue.Queue(MOST_QUEUED)
+    )
+    _thread: threading.Thread = field(init=False)
+    _is_faulty: bool = False
 
     def __enter__(self) -> Self:
-        with self._noting():
-            self._writer = self._open_writer()
+        self._thread = threading.Thread(target=self._run, name="tracker", daemon=True)
+        self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if not self._is_faulty:
-            with self._noting():
-                self._writer.close()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """Write what is queued, for at most ``close_s``; a disk that hangs longer is left behind."""
+        if not self._queue.full():
+            self._queue.put_nowait(None)
+            self._thread.join(self.close_s)
 
     def on_note(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Write the figures after a note that changes the held-out loss."""
@@ -101,18 +105,25 @@ class Tracker:
             self.record()
 
     def record(self) -> None:
-        """Write the present figures."""
-        if self._is_faulty:
-            return
-        step, figures = self._figures()
-        with self._noting():
-            for name, value in figures.items():
-                self._writer.add_scalar(f"p2ptrain/{name}", value, step)
-
-    @contextlib.contextmanager
-    def _noting(self) -> Iterator[None]:
+        """Queue the present figures; returns at once."""
         try:
-            yield
-        except Exception as error:  # the writer's thread raises anything, at a later call
+            self._queue.put_nowait(self.figures())
+        except queue.Full:
+            self._fail("the disk is too slow, or hangs")
+
+    def _run(self) -> None:
+        try:
+            writer = self.open_writer()
+            while (point := self._queue.get()) is not None:
+                step, figures = point
+                for name, value in figures.items():
+                    writer.add_scalar(f"p2ptrain/{name}", value, step)
+                writer.flush()
+            writer.close()
+        except Exception as error:
+            self._fail(words(f"{type(error).__name__}: {error}"))
+
+    def _fail(self, why: str) -> None:
+        if not self._is_faulty:
             self._is_faulty = True
-            self._notebook.note("not tracked", why=words(f"{type(error).__name__}: {error}"))
+            self.notebook.note("not tracked", why=why)

@@ -173,7 +173,7 @@ def test_a_later_format_is_not_torn(tmp_path, monkeypatch):
         checkpoint.save(tmp_path, tensors(), state(10))
     with pytest.raises(HomeError, match="has format 4, but this p2ptrain reads only format 1") as caught:
         checkpoint.load_latest(tmp_path)
-    assert "Update p2ptrain" in caught.value.remedy
+    assert "Resume with the version of p2ptrain that wrote it" in caught.value.remedy
     assert names(tmp_path) == ["step-00000005", "step-00000010"]
 
 

@@ -210,7 +210,8 @@ def load(path: Path) -> Checkpoint:
         if (found := document.get("format", FORMAT)) != FORMAT:  # before the digest, which may be computed differently
             raise HomeError(
                 f"The checkpoint {path} has format {found}, but this p2ptrain reads only format {FORMAT}.",
-                "Update p2ptrain, or move the checkpoint away to resume from an earlier one or the swarm's weights.",
+                "Resume with the version of p2ptrain that wrote it, or move the checkpoint away to resume from an"
+                " earlier one or the swarm's weights.",
             )
         if document.pop("digest", None) != _document_digest(document):
             raise ValueError(f"{STATE} does not match its digest")

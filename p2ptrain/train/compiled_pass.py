@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from p2ptrain.train.model import FlatModel
 
 
+IN_GRAPHS = "in_graphs"
+"""Name of a file in the cache of a pass that is faster as a CUDA graph, and of the question to the compiler."""
+
+
 class CompiledPassError(Exception):
     """A compiled pass cannot be made, or failed; the message is one line without a period."""
 

@@ -7,9 +7,10 @@ is one note, and training stays eager.
 
 ::
 
-    DIRECTORY/torch-2.13.0/<key>/         torch's caches for one ``PassShape``; all peers of this user share them
-    DIRECTORY/torch-2.13.0/<key>.whole    the child has ended well
-    DIRECTORY/torch-2.13.0/<key>.lock     held by the one process whose child compiles it
+    DIRECTORY/torch-2.13.0/<key>/             torch's caches for one ``PassShape``; all peers of this user share them
+    DIRECTORY/torch-2.13.0/<key>/in_graphs    the child found the pass faster as a CUDA graph
+    DIRECTORY/torch-2.13.0/<key>.whole        the child has ended well
+    DIRECTORY/torch-2.13.0/<key>.lock         held by the one process whose child compiles it
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from p2ptrain.base import files
 from p2ptrain.base.launcher import kill_tree, launched
 from p2ptrain.base.text import one_line
 from p2ptrain.train import accelerator
-from p2ptrain.train.compiled_pass import CompiledPassError, use
+from p2ptrain.train.compiled_pass import IN_GRAPHS, CompiledPassError, use
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Decoder
@@ -180,7 +181,7 @@ class BackgroundCompiler:
                     os.utime(each)
                 use(cache)
                 self._finish("compiled code")
-                self._task.offer(self._shape, self._failed)
+                self._task.offer(self._shape, (cache / IN_GRAPHS).exists(), self._failed)
                 self._notebook.note("compiled")
         except CompiledPassError as error:
             self._give_up(str(error))
@@ -253,7 +254,8 @@ class BackgroundCompiler:
             assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
                 try:
-                    pipe.write(json.dumps(asdict(self._shape)).encode() + b"\n")
+                    asked = {**asdict(self._shape), IN_GRAPHS: self._task.has_room_for_graph()}
+                    pipe.write(json.dumps(asked).encode() + b"\n")
                     pipe.flush()
                     while process.poll() is None:
                         if self._ends.wait(self._poll_s) or not self._is_training():

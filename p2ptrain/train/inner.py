@@ -227,15 +227,19 @@ class LanguageModelTask:
         sizes = self.micro_batch, training.sequence_length, training.tokens_per_step
         return PassShape.of(description, *sizes, self.computes_in, device)
 
-    def offer(self, shape: PassShape, failed: Callable[[str], None]) -> None:
+    def offer(self, shape: PassShape, in_graphs: bool, failed: Callable[[str], None]) -> None:
         """Compute micro-batches by a compiled pass from the next inner step on; any thread.
 
-        ``failed``: called once, with the reason, if it fails later; training then goes on eagerly. Raises
-        CompiledPassError if memory became short.
+        Args:
+            in_graphs: whether it is compiled as a CUDA graph.
+            failed: called once, with the reason, if it fails later; training then goes on eagerly.
+
+        Raises CompiledPassError if memory became short.
         """
         if self._recomputes:
             raise CompiledPassError(_KEEPS)
-        in_graphs = self.theta.device.type == "cuda" and self._has_room_for_graph()
+        if in_graphs and not self.has_room_for_graph():  # what is compiled without was not tried
+            raise CompiledPassError("the card's free memory is too small for the CUDA graph")
         self._on_compiled_failure = failed
         self.compiled = CompiledPass(self.model, self._gradient, shape, in_graphs)
 
@@ -244,8 +248,10 @@ class LanguageModelTask:
             self.compiled = None
             self._on_compiled_failure(why)
 
-    def _has_room_for_graph(self) -> bool:
+    def has_room_for_graph(self) -> bool:
         """Return whether a card can hold the activations of a pass twice: a graph's memory is its own."""
+        if self.theta.device.type != "cuda":
+            return False
         free, peak = accelerator.free_bytes(self.theta.device), accelerator.peak_bytes(self.theta.device)
         state = 4 * self.theta.nbytes  # weights, gradient and two moments
         return free is not None and peak is not None and 2 * (peak - state) <= CARD_MEMORY_FRACTION * free

@@ -1,9 +1,10 @@
 """Compilation of a pass in a process of its own, which ``compiling`` starts; its result is torch's caches.
 
-    python -m p2ptrain.train.pass_compiler CACHE NICENESS    (a ``PassShape`` as one line of JSON on standard input)
+    python -m p2ptrain.train.pass_compiler CACHE NICENESS
 
-The pass is tried on random tokens beside the eager one, so a faulty one ends this process and not the trainer. The
-process is the first to be killed when memory is short.
+The first line of standard input is JSON: a ``PassShape``, and in ``in_graphs`` whether the card may have room for a
+CUDA graph. The pass is tried on random tokens beside the eager one, so a faulty one ends this process and not the
+trainer. The process is the first to be killed when memory is short.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import torch
 from p2ptrain.base.launcher import lower_priority
 from p2ptrain.base.text import one_line
 from p2ptrain.train import accelerator
-from p2ptrain.train.compiled_pass import CompiledPass, CompiledPassError, PassShape, use
+from p2ptrain.train.compiled_pass import IN_GRAPHS, CompiledPass, CompiledPassError, PassShape, use
 from p2ptrain.train.memory import CARD_MEMORY_FRACTION
 from p2ptrain.train.model import FlatModel, flat_model, summed_loss
 
@@ -33,37 +34,51 @@ TOLERANCES = {"fp32": 1e-4, "bfloat16": 0.05}
 and, in products rounded to 8 bits, by about 1e-2."""
 TF32_TOLERANCE = 0.05 / 8
 """That of fp32 on cards which round products to TF32's 11 bits."""
+GRAPH_CALLS = 3
+"""Calls until a CUDA graph is replayed: one without it, one that records it."""
 TRIALS = 3
 """Passes of each kind, alternating, whose shortest are compared."""
 MOST_CHARS = 300
 
 
-def compared(model: FlatModel, shape: PassShape) -> tuple[float, float]:
+def compared(model: FlatModel, shape: PassShape, in_graphs: bool) -> tuple[float, float]:
     """Compile a pass; return how it differs from the eager one, and how many times as fast it is.
 
-    The first is the larger relative difference, of loss and of gradient. The eager pass computes one sequence at a
-    time: beside a peer that trains, a card has little memory left.
+    The first is the larger relative difference, of loss and of gradient. The eager pass computes the whole micro-batch,
+    as the trainer does; one sequence at a time if memory is short, as a card's may be beside a peer that trains.
     """
     size = shape.micro_batch, shape.sequence_length + 1
     batch = torch.randint(model.module.config.vocab_size, size, generator=torch.Generator().manual_seed(1))
     batch = batch.to(model.theta.device)
     gradient = torch.zeros_like(model.theta)
-    compiled = CompiledPass(model, gradient, shape)
-    theirs = compiled.run(batch).item()
-    for parameter, part in zip(model.module.parameters(), model.layout.views(gradient.neg_()).values(), strict=True):
+    for parameter, part in zip(model.module.parameters(), model.layout.views(gradient).values(), strict=True):
         parameter.grad = part
-    norm = gradient.norm().item()
 
-    def eager() -> float:
+    def eager(parts: tuple[torch.Tensor, ...]) -> float:
         found = 0.0
-        for sequence in batch.split(1):
-            loss = summed_loss(model.module, sequence, shape.autocast) / shape.tokens_per_step
-            torch.autograd.backward(loss)  # adds to the negative of the compiled one's
+        for part in parts:
+            loss = summed_loss(model.module, part, shape.autocast) / shape.tokens_per_step
+            torch.autograd.backward(loss)
             found += loss.item()
         return found
 
-    found = max(abs(theirs / eager() - 1), gradient.norm().item() / norm)
-    times = [(_seconds(eager), _seconds(lambda: compiled.run(batch).item())) for _ in range(TRIALS)]
+    parts: tuple[torch.Tensor, ...] = (batch,)
+    try:
+        eager(parts)
+    except (RuntimeError, MemoryError) as error:
+        if not accelerator.is_out_of_memory(error):
+            raise
+        parts = batch.split(1)
+    accelerator.empty_cache(batch.device)  # outside the handler, whose traceback keeps tensors alive
+    compiled = CompiledPass(model, gradient, shape, in_graphs)
+    for _ in range(GRAPH_CALLS if in_graphs else 1):
+        gradient.zero_()
+        theirs = compiled.run(batch).item()
+    norm = gradient.norm().item()
+    gradient.neg_()
+    ours = eager(parts)  # adds to the negative of the compiled one's
+    found = max(abs(theirs / ours - 1), gradient.norm().item() / norm)
+    times = [(_seconds(lambda: eager(parts)), _seconds(lambda: compiled.run(batch).item())) for _ in range(TRIALS)]
     eager_s, compiled_s = map(min, zip(*times, strict=True))
     return found, eager_s / compiled_s
 
@@ -83,16 +98,31 @@ def described(shape: PassShape) -> Any:
     return TypeAdapter(Model).validate_json(shape.model)
 
 
-def compile_pass(shape: PassShape) -> None:
-    """Compile a pass in this process's cache. Raises CompiledPassError if it computes something else, or slowly."""
+def compile_pass(shape: PassShape, may_use_graphs: bool) -> bool:
+    """Compile a pass in this process's cache; return whether as a CUDA graph, which is tried first.
+
+    Raises CompiledPassError if it computes something else, or slowly.
+    """
     device = accelerator.choose_device(shape.device)
     if device.type == "cpu":
         torch.set_num_threads(shape.threads)
     else:
         free, total = torch.cuda.mem_get_info(device)
         torch.cuda.set_per_process_memory_fraction(CARD_MEMORY_FRACTION * free / total, device)
-    rounds = shape.autocast is None and accelerator.has_tf32(device)
-    found, ratio = compared(flat_model(described(shape), 0, device), shape)
+    model = flat_model(described(shape), 0, device)
+    if may_use_graphs:
+        with contextlib.suppress(CompiledPassError, torch.OutOfMemoryError):
+            _check(model, shape, in_graphs=True)
+            return True
+        torch.compiler.reset()
+        accelerator.empty_cache(device)
+    _check(model, shape, in_graphs=False)
+    return False
+
+
+def _check(model: FlatModel, shape: PassShape, in_graphs: bool) -> None:
+    rounds = shape.autocast is None and accelerator.has_tf32(model.theta.device)
+    found, ratio = compared(model, shape, in_graphs)
     if not found <= (TF32_TOLERANCE if rounds else TOLERANCES[shape.computes_in]):  # NaN too
         raise CompiledPassError(f"its gradients differ by {found:.1g} from those of the eager pass")
     if ratio < 1.0:
@@ -110,12 +140,15 @@ def main(cache: str, niceness: str) -> int:
     with contextlib.suppress(OSError):  # not Linux, or /proc is read-only
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")  # killed first
     lower_priority(int(niceness))
-    shape = PassShape(**json.loads(sys.stdin.buffer.readline()))
+    asked = json.loads(sys.stdin.buffer.readline())
+    may_use_graphs = bool(asked.pop(IN_GRAPHS))
+    shape = PassShape(**asked)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent at the parent's death; standard input ends then, too
     threading.Thread(target=_end_with_parent, daemon=True).start()
     use(Path(cache))
     try:
-        compile_pass(shape)
+        if compile_pass(shape, may_use_graphs):
+            (Path(cache) / IN_GRAPHS).touch()
     except Exception as error:  # whatever the compiler raises, the parent wants one line of it
         name = "" if isinstance(error, CompiledPassError) else f"{type(error).__name__}: "
         sys.stderr.write(one_line(name + str(error).partition("\n")[0], MOST_CHARS) + "\n")

@@ -20,6 +20,7 @@ from typing import Any
 
 from p2ptrain.base import files
 from p2ptrain.base.clock import wall
+from p2ptrain.base.daemon_thread import DaemonThread
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.host.loop import Signals
 from p2ptrain.net.throttle import Throttles
@@ -30,7 +31,7 @@ from peer.owner import status
 from peer.owner.control_socket import ControlServer
 from peer.owner.pause import PauseFile, end_in_words, end_of
 from peer.owner.policy import GIVEN_SHARE, PolicyDecision, decide
-from peer.owner.resting import READ_S, Readings, RestRule, read
+from peer.owner.resting import OLD_S, READ_S, UNKNOWN, Readings, RestRule, read
 from peer.owner.settings import WAITING, Settings, SettingsFile
 from peer.owner.traffic import TrafficCount
 from peer.participation import Mode, Participation, TrainerControl
@@ -85,6 +86,8 @@ class OwnerControl:
         self._notebook = notebook
         self.readings = Readings()
         """What running programs and battery were last."""
+        self._reads_since = math.inf
+        """When the reading under way began."""
         self._rest_rule = RestRule()
         self._noted_faults: set[str] = set()
         self._now = now
@@ -120,18 +123,19 @@ class OwnerControl:
         self._count()
         self._apply()
         await self._listen()
-        tasks = [start(self._sense()), start(self._watch())]
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-            self._note_faults()  # a short session may end before the first look
-            if self._server is not None:
-                self._server.close()
-            self._count()
-            self._save()
+        with DaemonThread("sensors") as thread:
+            tasks = [start(self._sense(thread)), start(self._watch())]
+            try:
+                yield
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+                self._note_faults()  # a short session may end before the first look
+                if self._server is not None:
+                    self._server.close()
+                self._count()
+                self._save()
 
     def take(self, handle: TrainingHandle) -> None:
         """Set the trainer to control, before its loop begins."""
@@ -151,9 +155,11 @@ class OwnerControl:
 
     # --- the watch ------------------------------------------------------------------------------------------------
 
-    async def _sense(self) -> None:
+    async def _sense(self, thread: DaemonThread) -> None:
         while True:
-            self.readings = await asyncio.to_thread(read, self._settings)
+            self._reads_since = self._clock()
+            self.readings = await thread.run(read, self._settings)
+            self._reads_since = math.inf
             await asyncio.sleep(READ_S)
 
     async def _watch(self) -> None:
@@ -171,6 +177,8 @@ class OwnerControl:
         self._read()
         self._count()
         self._end_pause_if_due()
+        if self._clock() - self._reads_since > OLD_S:
+            self.readings = UNKNOWN
         self._note_faults()
         self._apply()
 

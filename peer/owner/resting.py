@@ -23,6 +23,9 @@ T = TypeVar("T")
 READ_S = 5.0
 """Seconds between two readings, and so the delay until the peer yields. Reading the names of 80 processes takes 13 ms.
 Guess: how soon volunteers expect a game to have the machine."""
+OLD_S = 30.0
+"""Seconds without an answer of the system after which the last reading counts no more. Guess: how long a loaded machine
+takes."""
 CALM_S = 60.0
 """Seconds for which a reason must be absent before the peer rejoins, because leaving and joining cost more than a
 short rest. Guess: how often volunteers' programs start and end."""
@@ -37,6 +40,10 @@ class Readings:
     on_battery: bool = False
     faults: Mapping[str, str] = field(default_factory=dict)
     """Settings that have no effect, each with the reason."""
+
+
+UNKNOWN = Readings(faults=dict.fromkeys(("pause_while", "pause_on_battery"), f"no answer in {OLD_S:.0f} s"))
+"""What counts while a read of the system hangs."""
 
 
 class RestRule:
@@ -67,7 +74,7 @@ def _cause(settings: Settings, readings: Readings) -> str:
 
 
 def read(settings: Settings) -> Readings:
-    """Read once what the settings ask for; takes some ms."""
+    """Read once what the settings ask for; takes some ms, but a read of ``/proc`` can hang."""
     faults = dict[str, str]()
 
     def value(option: str, sensor: Callable[[], T], default: T) -> T:

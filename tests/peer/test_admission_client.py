@@ -131,7 +131,7 @@ def test_a_guest_comes_in_and_needs_nobody_afterwards(tmp_path: Path) -> None:
 def test_it_waits_for_a_witness_that_is_down_and_says_so(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.enter(world.link(), down_s=20.0)
-    assert world.notebook.kinds().count("no badge") == 4  # after 2, 4, 8 and 16 s
+    assert world.notebook.kinds().count("no certificate") == 4  # after 2, 4, 8 and 16 s
     assert world.notebook.kinds()[-1] == "let in"
 
 

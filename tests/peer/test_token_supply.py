@@ -213,6 +213,28 @@ def test_a_returning_peer_goes_on_at_its_place(bench: Bench) -> None:
     play(bench, script)
 
 
+def test_a_fetch_that_is_cancelled_before_it_begins_leaves_its_place(bench: Bench) -> None:
+    async def script(supply: TokenSupply) -> None:
+        await bench.host(BOOT)
+        supply.begin(0)
+        await until(lambda: bench.held >= bench.numbers(0) | {SHARDS}, within_s=300)
+
+    create = asyncio.TaskGroup.create_task
+    left = [4]
+
+    def cancelled_at_once(group: asyncio.TaskGroup, coroutine: Any, **given: Any) -> asyncio.Task[Any]:
+        task = create(group, coroutine, **given)
+        if coroutine.__name__ == "_fetch" and left[0]:
+            left[0] -= 1
+            task.cancel()
+        return task
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio.TaskGroup, "create_task", cancelled_at_once)
+        play(bench, script)
+    assert left == [0]
+
+
 def lying(server: ShardServer) -> Handler:
     """A peer that says to have everything and sends shards of other bytes."""
 

@@ -1,8 +1,9 @@
-"""Figures for TensorBoard: what is written, and that a disk which fails costs nothing but points."""
+"""Figures for TensorBoard: what is written, and that a disk which fails or hangs costs nothing but points."""
 
 from __future__ import annotations
 
 import importlib.util
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,9 +15,10 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import MemoryLog
 from peer.cli import peer
 from peer.state import Sources, StatusView
-from peer.trackers import Tracker, folder_of, open_tensorboard, peer_name, tracker_name
+from peer.trackers import MOST_QUEUED, Tracker, folder_of, open_tensorboard, peer_name, tracker_name
 
 PEER = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
+PATIENCE_S = 20.0
 
 
 class Recording:
@@ -24,12 +26,17 @@ class Recording:
 
     def __init__(self, fail: Callable[[int], None] = lambda step: None) -> None:
         self.points: list[tuple[str, float, int]] = []
+        self.threads: set[str] = set()
         self.is_closed = False
         self._fail = fail
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+        self.threads.add(threading.current_thread().name)
         self._fail(global_step)
         self.points.append((tag, scalar_value, global_step))
+
+    def flush(self) -> None:
+        pass
 
     def close(self) -> None:
         self.is_closed = True
@@ -41,10 +48,10 @@ def counting() -> Callable[[], tuple[int, dict[str, float]]]:
     return lambda: (next(step), {"loss": 2.0})
 
 
-# --- the writer ------------------------------------------------------------------------------------------------------
+# --- the thread ------------------------------------------------------------------------------------------------------
 
 
-def test_each_point_is_written_in_order() -> None:
+def test_each_point_is_written_in_order_by_another_thread() -> None:
     writer, log = Recording(), MemoryLog()
     with Tracker(lambda: writer, counting(), log) as tracker:
         tracker.record()
@@ -52,6 +59,7 @@ def test_each_point_is_written_in_order() -> None:
         tracker.on_note("exchanged", {})
         tracker.on_note("final loss", {})
     assert writer.points == [("p2ptrain/loss", 2.0, step) for step in (1, 2, 3)]
+    assert writer.threads == {"tracker"}
     assert writer.is_closed
     assert log.kinds() == []
 
@@ -80,6 +88,29 @@ def test_a_disk_that_fails_stops_nobody() -> None:
     assert log.kinds() == ["not tracked"]
 
 
+def test_a_disk_that_hangs_holds_nobody_up() -> None:
+    """Check that points beyond the queue are dropped, and that the end does not wait for the disk."""
+    release, is_hanging = threading.Event(), threading.Event()
+
+    def hang(step: int) -> None:
+        is_hanging.set()
+        assert release.wait(PATIENCE_S)
+
+    writer, log = Recording(hang), MemoryLog()
+    try:
+        with Tracker(lambda: writer, counting(), log, close_s=0.05) as tracker:
+            tracker.record()
+            assert is_hanging.wait(PATIENCE_S)
+            for _ in range(MOST_QUEUED):
+                tracker.record()
+            assert log.kinds() == []
+            tracker.record()
+        assert list(log.notes) == [("not tracked", {"why": "the disk is too slow, or hangs"})]
+        assert not writer.is_closed
+    finally:
+        release.set()
+
+
 # --- what is written -------------------------------------------------------------------------------------------------
 
 
@@ -97,7 +128,7 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    with Tracker(lambda: open_tensorboard(tmp_path), counting(), MemoryLog()) as tracker:
+    with Tracker(lambda: open_tensorboard(tmp_path), counting(), MemoryLog(), close_s=PATIENCE_S) as tracker:
         for _ in range(3):
             tracker.record()
     found = EventAccumulator(str(tmp_path))

@@ -1,5 +1,6 @@
 """Compiled passes: what they depend on, how torch compiles them; with a compiler, that they compute the same."""
 
+import contextlib
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -118,7 +119,7 @@ def test_a_compiler_that_raises_is_one_line(tiny_run, monkeypatch):
 
 
 @pytest.mark.parametrize(("free", "fits"), [(2000, False), (2500, True), (None, False)])
-def test_a_card_uses_graphs_only_if_activations_fit_twice(tiny_run, monkeypatch, free, fits):
+def test_a_card_uses_a_graph_only_if_activations_fit_twice(tiny_run, monkeypatch, free, fits):
     """Use a peak of 1,400 bytes, of which 400 are weights, gradient and moments; a fifth of what is free is kept so."""
     asked = Compilation(monkeypatch)
     tiny = tiny_run()
@@ -127,8 +128,15 @@ def test_a_card_uses_graphs_only_if_activations_fit_twice(tiny_run, monkeypatch,
     monkeypatch.setattr(type(task), "theta", SimpleNamespace(device=torch.device("cuda:0"), nbytes=100))
     monkeypatch.setattr(compiled_pass.accelerator, "free_bytes", lambda device: free)
     monkeypatch.setattr(compiled_pass.accelerator, "peak_bytes", lambda device: 1400)
-    task.offer(shape, pytest.fail)
-    assert [each["options"]["triton.cudagraphs"] for each in asked.given] == [fits]
+    assert task.has_room_for_graph() is fits
+    with contextlib.nullcontext() if fits else pytest.raises(CompiledPassError, match="memory is too small"):
+        task.offer(shape, True, pytest.fail)
+    task.offer(shape, False, pytest.fail)
+    assert [each["options"]["triton.cudagraphs"] for each in asked.given] == [True, False][not fits :]
+
+
+def test_the_cpu_has_no_graphs(tiny_run):
+    assert not tiny_run().task().has_room_for_graph()
 
 
 class FakePass:
@@ -182,7 +190,7 @@ def test_loss_and_gradient_are_those_of_the_eager_pass(architecture, dtype):
     most = 2e-6 if dtype == torch.float32 or has_fp32_norms else 1e-9
     described = description(architecture)
     model, shape = _model(described, dtype), PassShape.of(described, 2, 16, 64)
-    assert compared(model, shape)[0] < most
+    assert compared(model, shape, in_graphs=False)[0] < most
     _adds_to_what_is_there(model, shape)
 
 
@@ -227,8 +235,8 @@ def test_in_bf16_it_rounds_no_worse_than_the_eager_pass(architecture, monkeypatc
     exact = PassShape.of(described, 2, 16, 64)
     real = pass_compiler.CompiledPass
     rounded = replace(exact, computes_in="bfloat16")
-    monkeypatch.setattr(pass_compiler, "CompiledPass", lambda model, gradient, shape: real(model, gradient, rounded))
-    compiled, _ = compared(model, exact)
+    monkeypatch.setattr(pass_compiler, "CompiledPass", lambda model, gradient, *_: real(model, gradient, rounded))
+    compiled, _ = compared(model, exact, in_graphs=False)
     assert 1e-5 < compiled < 1.2 * _rounding(model, exact)
 
 

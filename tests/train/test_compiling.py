@@ -44,11 +44,12 @@ class Offers:
     """Stands for a task's ``offer``, which compiles."""
 
     def __init__(self) -> None:
-        self.made = []
+        self.made, self.in_graphs = [], []
         self.came = threading.Event()
 
-    def __call__(self, shape, failed) -> None:
+    def __call__(self, shape, in_graphs, failed) -> None:
         self.made.append((Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]), failed))
+        self.in_graphs.append(in_graphs)
         self.came.set()
 
 
@@ -99,6 +100,16 @@ def test_a_pass_is_compiled_offered_and_found_again(tiny_run, tmp_path):
         assert again.offers.came.wait(PATIENCE_S)
         assert again.offers.made[0][0] == cache
     assert again.log.kinds() == ["compiled"]
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_the_child_learns_whether_there_is_room_for_a_graph_and_says_whether_it_is_used(tiny_run, tmp_path, has_room):
+    program = "import json; may = json.loads(sys.stdin.readline())['in_graphs']; os.mkdir(cache); "
+    bench = Bench(tiny_run(), tmp_path, child(program + "may and open(cache + '/in_graphs', 'w')"))
+    bench.task.has_room_for_graph = lambda: has_room
+    with bench.compiler:
+        assert bench.offers.came.wait(PATIENCE_S)
+    assert bench.offers.in_graphs == [has_room]
 
 
 def test_a_pass_that_fails_in_use_is_one_note(tiny_run, tmp_path):
@@ -333,9 +344,10 @@ def test_a_compiler_ends_with_its_parent_and_all_that_it_started(tmp_path):
     )
     program += "child = subprocess.Popen(command, stdin=subprocess.PIPE); child.stdin.write(sys.argv[1].encode()); "
     program += "child.stdin.flush(); print(child.pid, flush=True); time.sleep(600)"
-    shape = json.dumps(asdict(PassShape.of(preset("demo", "ab" * 32).model, 1, 8, 8))) + "\n"
+    shape = asdict(PassShape.of(preset("demo", "ab" * 32).model, 1, 8, 8))
+    asked = json.dumps({**shape, "in_graphs": False}) + "\n"
     environment = {**os.environ, "CXX": str(held)}
-    command = [sys.executable, "-P", "-c", program, shape]
+    command = [sys.executable, "-P", "-c", program, asked]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
         try:
             compiler = psutil.Process(int(parent.stdout.readline()))

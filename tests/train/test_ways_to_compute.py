@@ -79,5 +79,5 @@ def test_the_compiled_way_ends_at_the_same_loss(tiny, spread, tmp_path, monkeypa
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     use(tmp_path)
     task = task_of(tiny)
-    task.offer(task.pass_shape(tiny.manifest.model), pytest.fail)
+    task.offer(task.pass_shape(tiny.manifest.model), False, pytest.fail)
     assert abs(ended(tiny, task) - loss) < 0.05 * apart

@@ -20,6 +20,7 @@ from typing import Any, cast
 import click
 import pytest
 
+from p2ptrain.base import daemon_thread
 from p2ptrain.base.clock import WallClock
 from p2ptrain.base.errors import MISFIT, HomeError
 from p2ptrain.base.ids import PeerId
@@ -34,7 +35,7 @@ from peer.owner.control import OwnerControl, TrainingHandle, local_time
 from peer.owner.control_socket import POINTER, SOCKET, NotRunningError, ask
 from peer.owner.pause import span_s
 from peer.owner.policy import GIVEN_SHARE
-from peer.owner.resting import CALM_S, Readings
+from peer.owner.resting import CALM_S, OLD_S, Readings
 from peer.owner.settings import Settings, SettingsFile
 from peer.owner.traffic import Month, TrafficCount
 from peer.participation import Mode, Participation, TrainerControl
@@ -209,6 +210,34 @@ def test_an_edit_caps_the_lines_and_a_faulty_one_leaves_them(desk: Desk) -> None
     desk.edit("download_mbit = 4")
     assert (desk.rates.up.rate, desk.rates.down.rate) == (math.inf, 4 * MBIT)
     assert desk.status()["settings_fault"] == ""
+
+
+def test_a_read_of_the_system_that_hangs_is_ignored_and_keeps_no_peer(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, release = threading.Event(), threading.Event()
+
+    def hang(_: Settings) -> Readings:
+        asked.set()
+        release.wait(600)  # longer than ``running`` waits for the end
+        return Readings()
+
+    monkeypatch.setattr(control_module, "read", hang)
+    monkeypatch.setattr(daemon_thread, "INTERRUPT_S", 0.1)
+    desk.edit('pause_while = ["game"]')
+    desk.sense(programs=frozenset({"game"}))
+    assert desk.status()["state"] == "paused"
+    try:
+        with desk.running():
+            assert asked.wait(60)
+            desk.look(round(OLD_S))
+            assert desk.kinds().count("not in effect") == 0
+            desk.look(round(CALM_S) + 1)
+            assert desk.kinds().count("not in effect") == 1
+            assert desk.status()["state"] != "paused"
+        assert not release.is_set()
+    finally:
+        release.set()
 
 
 def test_what_counts_from_the_next_start_is_told_so(desk: Desk) -> None:
