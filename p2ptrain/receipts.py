@@ -10,15 +10,19 @@ and again: the newest receipt of an account contains all earlier ones, so a lost
 that the partner's key stated these exchanges, bytes and weights. For tokens and outer steps it proves only that the
 peer claimed them, because they cannot be counted from outside. Two keys of one owner can state anything for each other:
 a receipt is as trustworthy as its partner (docs/SECURITY.md).
+
+A peer accepts receipts only for what it counted itself, and only those that take nothing back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from operator import add, sub
 from typing import Any, Self
 
 from p2ptrain.base.bounded import BoundedDict
+from p2ptrain.base.clock import CLOCK_SKEW_S
 from p2ptrain.base.errors import RemoteError
 from p2ptrain.base.ids import PeerId, RunId, key_of
 from p2ptrain.statements import SIGNATURE_BYTES, Sign, holds, is_blob, is_count, packed, unpacked
@@ -30,6 +34,12 @@ MAX_PARTNERS = 512
 PERIOD_S = 30.0
 """Age at which an unsigned exchange makes its peers sign: eight partners give 10 MB of receipts a day. Guess: the share
 of contributions that stays unsigned in a real swarm."""
+LONGEST_PERIOD_S = 3600.0
+"""Longest interval at which a partner that does not answer is asked again; the interval doubles each time."""
+MOST_TIMES = 2
+"""Largest accepted counts, in multiples of this peer's own. A partner may also count exchanges that failed here at the
+last moment, and what was unsigned when an earlier process of this peer died. Guess: both sides' counts in a real swarm
+would settle it."""
 
 RECEIPT = b"p2ptrain receipt 2"
 """Purpose of the signature (see ``statements``)."""
@@ -57,6 +67,18 @@ class Receipt:
     served: int
     """Weight bytes that the peer sent the partner as its donor."""
     signature: bytes = b""
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        return self.exchanges, self.sent, self.received, self.served
+
+    def contains(self, other: Receipt) -> bool:
+        """Return whether no count is below that of another receipt of the same account."""
+        return all(mine >= theirs for mine, theirs in zip(self.counts, other.counts, strict=True))
+
+    def is_timely(self, now: float) -> bool:
+        """Return whether it ends after its start, and not in the future."""
+        return self.since < self.until <= now + CLOCK_SKEW_S
 
     def numbers(self) -> list[Any]:
         return [getattr(self, each.name) for each in fields(self)[:-1]]
@@ -98,27 +120,52 @@ class Receipt:
 
 @dataclass(slots=True)
 class _Account:
-    """What one partner did with this peer."""
+    """What one partner and this peer did with each other."""
 
     since: int
     exchanges: int = 0
     sent: int = 0
+    """Payload bytes from the partner to this peer."""
     received: int = 0
     served: int = 0
+    """Weight bytes from the partner to this peer."""
+    given: int = 0
+    """Weight bytes from this peer to the partner."""
+    accepted: tuple[int, ...] = (0, 0, 0, 0)
+    """Counts that the partner's receipts have added since the account began."""
     open_at: float | None = None
-    """Time of the oldest exchange that no receipt covers; None: there is none."""
+    """Time of the oldest exchange that no receipt covers, or of the last failed request; None: nothing is unsigned."""
+    failures: int = 0
+    """Failed requests since the last exchange."""
     last: Receipt | None = None
     """Newest receipt that this peer signed for the partner."""
 
+    def is_due(self, now: float) -> bool:
+        period_s = min(PERIOD_S * 2.0 ** min(self.failures, 16), LONGEST_PERIOD_S)
+        return self.open_at is not None and abs(now - self.open_at) >= period_s
+
+    def covers(self, counts: Iterable[int]) -> bool:
+        """Return whether this peer did so much with the partner, as far as the two may differ."""
+        own = (self.exchanges, self.received, self.sent, self.given)
+        return all(count <= MOST_TIMES * counted for count, counted in zip(counts, own, strict=True))
+
 
 class Book:
-    """Counts of what each partner did, and receipts of it. Single-threaded; bounded."""
+    """Counts of what each partner did, and receipts of it. Single-threaded; bounded.
 
-    def __init__(self, run: RunId, me: PeerId, sign: Sign) -> None:
+    Args:
+        earlier: receipts that partners signed for this peer in earlier sessions.
+    """
+
+    def __init__(self, run: RunId, me: PeerId, sign: Sign, earlier: Iterable[Receipt] = ()) -> None:
         self._run = run
         self._me = me
         self._sign = sign
         self._accounts: BoundedDict[PeerId, _Account] = BoundedDict(MAX_PARTNERS)
+        self._held: BoundedDict[PeerId, Receipt] = BoundedDict(8 * MAX_PARTNERS)
+        """Each partner's newest receipt for this peer."""
+        for receipt in newest(earlier):
+            self._held[receipt.partner] = receipt
 
     def exchanged(self, partner: PeerId, sent: int, received: int, now: float) -> None:
         """Count an exchange in which this peer sent and received so many payload bytes."""
@@ -127,30 +174,33 @@ class Book:
         account.sent += received
         account.received += sent
 
-    def served(self, partner: PeerId, now: float) -> None:
-        """Ask the partner for a receipt of the weights that this peer gave it."""
-        self._opened(partner, now)
+    def served(self, partner: PeerId, size: int, now: float) -> None:
+        """Count weights that this peer gave to the partner, whose receipt states what it received."""
+        self._opened(partner, now).given += size
 
     def was_served(self, partner: PeerId, size: int, now: float) -> None:
         """Count weights that the partner gave to this peer."""
         self._opened(partner, now).served += size
 
     def open(self) -> list[PeerId]:
-        """Return the partners with unsigned exchanges, latest first."""
-        return [peer for peer, account in reversed(self._accounts.items()) if account.open_at is not None]
+        """Return the partners with unsigned exchanges: those that answer first, the latest of them first."""
+        found = [peer for peer, account in reversed(self._accounts.items()) if account.open_at is not None]
+        return sorted(found, key=lambda peer: self._accounts[peer].failures)
 
     def due(self, now: float) -> list[PeerId]:
-        """Return the partners to ask now. The clock may be set back meanwhile."""
-        return [
-            peer
-            for peer, account in self._accounts.items()
-            if account.open_at is not None and abs(now - account.open_at) >= PERIOD_S
-        ]
+        """Return the partners to ask now, in the order of ``open``. The clock may be set back meanwhile."""
+        return [peer for peer in self.open() if self._accounts[peer].is_due(now)]
 
     def close(self, partner: PeerId) -> None:
-        """Note that receipts were exchanged, or could not be; the next exchange makes the partner due again."""
+        """Note that receipts are being exchanged; the next exchange makes the partner due again."""
         if (account := self._accounts.get(partner)) is not None:
             account.open_at = None
+
+    def reopen(self, partner: PeerId, now: float) -> None:
+        """Note that receipts could not be exchanged: the partner is due again later."""
+        if (account := self._accounts.get(partner)) is not None:
+            account.open_at = now if account.open_at is None else account.open_at
+            account.failures += 1
 
     def receipt(self, partner: PeerId, step: int, tokens: int, now: float) -> Receipt | None:
         """Sign what the partner did until now; None if it did nothing. Step and tokens are what it says."""
@@ -164,19 +214,47 @@ class Book:
         )
         return account.last
 
-    def is_ours(self, receipt: Receipt, partner: PeerId, step: int, tokens: int) -> bool:
-        """Return whether a partner signed this receipt for us, with the step and tokens that we told it."""
+    def is_ours(self, receipt: Receipt, partner: PeerId, step: int, tokens: int, now: float) -> bool:
+        """Return whether a partner signed this receipt for us, of what we counted, too, and it takes nothing back.
+
+        Step and tokens are what we told the partner.
+        """
         told = (receipt.peer, receipt.partner, receipt.step, receipt.tokens)
-        return told == (self._me, partner, step, tokens) and receipt.is_signed(self._run)
+        if told != (self._me, partner, step, tokens) or not receipt.is_timely(now):
+            return False
+        account, growth = self._accounts.get(partner), self._growth(receipt)
+        return (
+            account is not None
+            and growth is not None
+            and account.covers(map(add, account.accepted, growth))
+            and receipt.is_signed(self._run)
+        )
+
+    def accept(self, receipt: Receipt) -> None:
+        """Take note of a receipt that is ours."""
+        account, growth = self._accounts.get(receipt.partner), self._growth(receipt)
+        if account is not None and growth is not None:
+            account.accepted = tuple(map(add, account.accepted, growth))
+            self._held[receipt.partner] = receipt
 
     def signed(self) -> list[Receipt]:
         """Return the newest receipt that this peer signed for each partner."""
         return [each.last for each in self._accounts.values() if each.last is not None]
 
+    def _growth(self, receipt: Receipt) -> tuple[int, ...] | None:
+        """Return what a receipt adds to those that its partner signed before; None if it contradicts them."""
+        held = self._held.get(receipt.partner)
+        if held is None or receipt.since >= held.until:
+            return receipt.counts
+        if receipt.since == held.since and receipt.contains(held):
+            return tuple(map(sub, receipt.counts, held.counts))
+        return None
+
     def _opened(self, partner: PeerId, now: float) -> _Account:
         account = self._accounts.get(partner) or _Account(int(now))
         self._accounts[partner] = account  # most recently used last
         account.open_at = now if account.open_at is None else account.open_at
+        account.failures = 0
         return account
 
 
@@ -212,23 +290,35 @@ class Total:
         self.faulty[why] = self.faulty.get(why, 0) + 1
 
 
-def total(receipts: Iterable[Receipt], run: RunId, peer: PeerId) -> Total:
+def newest(receipts: Iterable[Receipt]) -> list[Receipt]:
+    """Return the newest receipt of each account, oldest account first. One that takes a count back does not count."""
+    found: dict[tuple[PeerId, int], Receipt] = {}
+    for receipt in sorted(receipts, key=lambda each: each.until):
+        account = receipt.partner, receipt.since
+        if account not in found or receipt.contains(found[account]):
+            found[account] = receipt
+    return sorted(found.values(), key=lambda each: each.since)
+
+
+def total(receipts: Iterable[Receipt], run: RunId, peer: PeerId, now: float) -> Total:
     """Check one peer's receipts; add up the newest one of each account. A partner's accounts must not overlap."""
     result = Total()
-    newest: dict[tuple[PeerId, int], Receipt] = {}
-    for receipt in sorted(receipts, key=lambda each: each.until):
+    valid = []
+    for receipt in receipts:
         if receipt.peer != peer:
             result.reject("it is another peer's")
         elif receipt.partner == peer:
             result.reject("the peer is its own partner")
         elif not receipt.is_signed(run):
             result.reject("the partner's signature is invalid")
+        elif not receipt.is_timely(now):
+            result.reject("its times are impossible")
         else:
             result.receipts += 1
             result.tokens = max(result.tokens, receipt.tokens)
-            newest[receipt.partner, receipt.since] = receipt
+            valid.append(receipt)
     until: dict[PeerId, int] = {}
-    for receipt in sorted(newest.values(), key=lambda each: each.since):
+    for receipt in newest(valid):
         if receipt.since < until.get(receipt.partner, 0):
             result.reject("its time is already counted")
         else:

@@ -7,7 +7,8 @@ One conversation per link of the receipt protocol::
     asks      ["receipt", receipt]                an empty receipt: there is nothing to sign
 
 Step and tokens are the sender's own. Receipts are best effort: exchanges neither wait for them nor depend on them.
-Counts end with the process, so a peer that leaves asks all its partners once more.
+A partner that does not answer is asked again later, less and less often. Counts end with the process, so a peer that
+leaves asks once more all partners with unsigned exchanges, and for a moment again those that do not answer.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ TICK_S = 1.0
 """Interval of the question whom to ask, in seconds."""
 LAST_TICK_S = 0.05
 """Interval of that question in a peer that leaves, in seconds."""
+LAST_RETRY_S = 0.5
+"""Shortest time between two requests to a partner that does not answer, in seconds."""
 AT_ONCE = 16
 """Most partners that are asked at the same time; at the end those of the latest exchanges come first."""
 _ABOUT = "a receipt"
@@ -69,7 +72,11 @@ class Contributions:
         wall: Clock = wall,
         random: Random | None = None,
     ) -> None:
-        self._book = Book(run, me, sign)
+        try:
+            earlier = [each for each in ledger.read() if each is not None and each.peer == me]
+        except OSError:  # saving the next receipt tells the owner
+            earlier = []
+        self._book = Book(run, me, sign, earlier)
         self._ledger = ledger
         self._position = position
         self._notebook = notebook
@@ -82,8 +89,7 @@ class Contributions:
         self._allowance = SlidingWindowLimit(overall=360, each=12, window_s=60.0)
         """Rate limit; an honest peer asks each partner a few times per minute. Guess: receipts per minute in a large
         swarm would settle it."""
-        last = ledger.newest()
-        self.newest = last if last is not None and last.peer == me else None
+        self.newest = max(earlier, key=lambda each: each.until, default=None)
         """Newest receipt, of an earlier session at first; None: there is none yet."""
 
     @property
@@ -95,8 +101,8 @@ class Contributions:
         self._book.exchanged(commit.link.peer, commit.sent_bytes, commit.received_bytes, self._wall())
 
     def given(self, partner: PeerId, size: int) -> None:
-        """Take note of weights sent to a newcomer, which counts their size."""
-        self._book.served(partner, self._wall())
+        """Count ``size`` bytes of weights sent to a newcomer."""
+        self._book.served(partner, size, self._wall())
 
     def taken(self, partner: PeerId, size: int) -> None:
         """Count ``size`` bytes of weights received from a donor."""
@@ -139,8 +145,8 @@ class Contributions:
                     await send_message(link, ["mine", *position])
                     match await receive_message(link, _ABOUT, _MAX_BYTES):
                         case ["receipt", bytes(body), step, tokens] if is_count(step) and is_count(tokens):
-                            self._keep(body, partner, position)
                             await send_message(link, ["receipt", self._signed(partner, step, tokens)])
+                            await self._keep(body, partner, position)
                         case _:
                             raise RemoteError("expected a receipt, got something else")
                 finally:
@@ -162,11 +168,15 @@ class Contributions:
         return bool(self._asking)
 
     async def _try_to_ask(self, transport: Callable[[], Transport], partner: PeerId) -> None:
-        self._book.close(partner)  # the next exchange asks again, for everything
+        self._book.close(partner)  # an exchange meanwhile makes it due again
         try:
             await self.ask(transport(), partner)
-        except (NetworkError, RemoteError) as error:
+        except RemoteError as error:  # asking again would give the same; the next exchange does
             logger.info("no receipt of %s: %s", short(partner), error)
+        except NetworkError as error:
+            logger.info("no receipt of %s yet: %s", short(partner), error)
+            self._book.reopen(partner, self._wall())
+            await asyncio.sleep(LAST_RETRY_S)
         finally:
             del self._asking[partner]
 
@@ -180,10 +190,15 @@ class Contributions:
             raise NetworkError(f"{short(link.peer)} sent too many requests for receipts")
         position = self._position()
         self._book.close(link.peer)
-        await send_message(link, ["receipt", self._signed(link.peer, step, tokens), *position])
-        match await receive_message(link, _ABOUT, _MAX_BYTES):
+        try:
+            await send_message(link, ["receipt", self._signed(link.peer, step, tokens), *position])
+            answer = await receive_message(link, _ABOUT, _MAX_BYTES)
+        except NetworkError:
+            self._book.reopen(link.peer, self._wall())
+            raise
+        match answer:
             case ["receipt", bytes(body)]:
-                self._keep(body, link.peer, position)
+                await self._keep(body, link.peer, position)
             case _:
                 raise RemoteError("expected a receipt, got something else")
 
@@ -192,16 +207,17 @@ class Contributions:
         receipt = self._book.receipt(partner, step, tokens, self._wall())
         return b"" if receipt is None else receipt.encode()
 
-    def _keep(self, body: bytes, partner: PeerId, position: tuple[int, int]) -> None:
+    async def _keep(self, body: bytes, partner: PeerId, position: tuple[int, int]) -> None:
         """Check and save a partner's receipt; an empty one counts as none. Raises RemoteError."""
         if not body:
             return
         receipt = Receipt.decode(body)
-        if not self._book.is_ours(receipt, partner, *position):
+        if not self._book.is_ours(receipt, partner, *position, self._wall()):
             raise RemoteError("its receipt is not what we asked for")
+        self._book.accept(receipt)
         self.newest = receipt
         try:
-            self._ledger.add(receipt)
+            await asyncio.to_thread(self._ledger.add, receipt)
         except OSError as error:
             if not self._is_full:
                 self._notebook.note("not saved", what="a receipt", why=error.strerror)

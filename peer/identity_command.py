@@ -46,8 +46,7 @@ def _set_apart(home: Home) -> tuple[str, Path]:
     old = Identity.load_or_create(home.identity).peer_id
     folder = home.path / f"before-{old[-6:]}"
     tokens = _tokens(home)
-    ledger = home.contributions
-    kept = [home.path / CERTIFICATE_FILE, ledger, ledger.with_suffix(".1.jsonl")]
+    kept = [home.path / CERTIFICATE_FILE, home.contributions]
     try:
         folder.mkdir(exist_ok=True)
         for each in [*kept, home.identity]:  # the key last: what fails before leaves the peer as it was

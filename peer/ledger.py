@@ -1,67 +1,74 @@
 """A peer's receipts on disk, and what they prove (``p2ptrain.receipts``).
 
-``HOME/contributions.jsonl`` has one receipt per line, ``contributions.1.jsonl`` the older ones: two files of at most
-256 MiB each.
+``HOME/contributions.jsonl`` has one receipt per line. A receipt contains all earlier ones of its account, so whenever
+the file has doubled, it is rewritten with the newest receipt of each account.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from p2ptrain.base import files
+from p2ptrain.base.clock import wall
 from p2ptrain.base.errors import HomeError, RemoteError
-from p2ptrain.receipts import Receipt, Total, from_json, to_json, total
+from p2ptrain.receipts import Receipt, Total, from_json, newest, to_json, total
 from peer.home import Home, check_no_other
 from peer.messages import size
 
-MAX_LEDGER_BYTES = 256 << 20
-"""Maximum size of each of the two files: a month at ten receipts a minute."""
+MAX_ACCOUNTS = 1 << 16
+"""Accounts kept when the file is rewritten: 30 MB, six weeks of a new partner every minute."""
+SMALL_BYTES = 1 << 20
+"""Size up to which the file is not rewritten."""
 _MAX_LINE = 4096
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ledger:
-    path: Path
+    """File of receipts. Safe to call from any thread."""
 
-    @property
-    def older(self) -> Path:
-        return self.path.with_suffix(".1.jsonl")
+    path: Path
+    full: int = SMALL_BYTES
+    """Size in bytes beyond which the file is rewritten."""
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
     def add(self, receipt: Receipt) -> None:
-        """Append a receipt, and rotate the file when it is full. Raises OSError."""
-        line = files.missing_newline(self.path) + json.dumps(to_json(receipt)) + "\n"
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(line)
-            is_full = file.tell() > MAX_LEDGER_BYTES
-        if is_full:
-            self.path.replace(self.older)
+        """Append a receipt, and rewrite the file when it has doubled: not on an event loop. Raises OSError."""
+        with self._lock:
+            line = files.missing_newline(self.path) + _line(receipt)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(line)
+                is_full = file.tell() > self.full
+            if is_full:
+                self.rewrite()
 
-    def newest(self) -> Receipt | None:
-        """Return the receipt in the last whole line; None if there is none."""
-        with contextlib.suppress(OSError), self.path.open("rb") as file:
-            file.seek(max(file.seek(0, os.SEEK_END) - _MAX_LINE, 0))
-            for line in reversed(file.read().decode(errors="replace").splitlines()):
-                if (receipt := _parsed(line)) is not None:
-                    return receipt
-        return None
+    def rewrite(self) -> None:
+        """Keep the newest receipt of each account, and of too many the newest accounts of each partner."""
+        kept: list[tuple[int, Receipt]] = []
+        accounts: Counter[str] = Counter()
+        for receipt in reversed(newest(filter(None, self.read()))):
+            accounts[receipt.partner] += 1
+            kept.append((accounts[receipt.partner], receipt))
+        kept.sort(key=lambda each: each[0])  # no partner's accounts crowd out those of others
+        data = "".join(_line(receipt) for _, receipt in kept[:MAX_ACCOUNTS]).encode()
+        files.replace(self.path, data)
+        self.full = max(SMALL_BYTES, 2 * len(data))
 
     def read(self) -> Iterator[Receipt | None]:
-        """Yield all receipts, oldest first; None for a line that is not a receipt. Raises HomeError."""
-        for path in (self.older, self.path):
-            try:
-                with path.open(encoding="utf-8", errors="replace") as file:
-                    while line := file.readline(_MAX_LINE):
-                        yield _parsed(line)
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                raise HomeError(f"{path} cannot be read: {error.strerror}.", files.remedy(error, "")) from error
+        """Yield all receipts; None for a line that is not a receipt. Raises OSError."""
+        with contextlib.suppress(FileNotFoundError), self.path.open(encoding="utf-8", errors="replace") as file:
+            while line := file.readline(_MAX_LINE):
+                yield _parsed(line)
+
+
+def _line(receipt: Receipt) -> str:
+    return json.dumps(to_json(receipt)) + "\n"
 
 
 def _parsed(line: str) -> Receipt | None:
@@ -80,19 +87,23 @@ def proved(home: Home, path: Path | None = None) -> Total:
     signed = home.load_manifest(None)
     if signed is None:
         raise HomeError(f"There is no peer in {home.path} yet.", "Name the home of a peer that has joined a run.")
-    entries = list(Ledger(path or home.contributions).read())
+    path = path or home.contributions
+    try:
+        entries = list(Ledger(path).read())
+    except OSError as error:
+        raise HomeError(f"{path} cannot be read: {error.strerror}.", files.remedy(error, "")) from error
     receipts = [entry for entry in entries if entry is not None]
     if entries and not receipts:
         raise HomeError(
-            f"No line of {path or home.contributions} is a receipt.",
+            f"No line of {path} is a receipt.",
             "Restore a copy, or move it away; it is damaged or not a peer's.",
         )
     if not receipts:
         raise HomeError(
-            f"There is no receipt in {path or home.contributions} yet.",
+            f"There is no receipt in {path} yet.",
             "Wait: partners sign the first receipt within a minute of the first exchange.",
         )
-    result = total(receipts, signed.run_id, receipts[0].peer)
+    result = total(receipts, signed.run_id, receipts[0].peer, wall())
     for _ in range(len(entries) - len(receipts)):
         result.reject("it is not a receipt")
     return result

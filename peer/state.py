@@ -145,16 +145,16 @@ class StatusView:
             self._view.samples, self._view.contributions = memory.samples, memory.contributions
             self._view.sample = memory.samples.texts[-1] if memory.samples.texts else None
 
-    def contributed(self, receipt: Receipt | None, claims: Sequence[Receipt]) -> None:
-        """Update contributions: this peer's by its newest receipt, those of partners by claims that it signed."""
+    def contributed(self, receipt: Receipt | None, signed: Sequence[Receipt]) -> None:
+        """Update contributions: this peer's by its newest receipt, those of partners by receipts that it signed."""
         with self._lock:
             self._receipt = receipt
-            for each in claims:
+            for each in signed:
                 row = self._view.peers.get(each.peer)
                 name = "" if row is None else row.nickname
                 tokens = min(each.tokens, self._view.run.run_tokens)
-                signed = Contribution(each.peer, name, tokens, None, tokens, (self._view.me,), float(each.until))
-                self._view.contributions.take(signed)
+                work = Contribution(each.peer, name, tokens, None, tokens, (self._view.me,), float(each.until))
+                self._view.contributions.take(work)
 
     def on_note(self, kind: str, fields: dict[str, Any]) -> None:
         with self._lock:

@@ -205,22 +205,23 @@ def reported(
         trained_s=number(told.get("trained_s"), 0.0, MOST_TRAINED_S),
         last_at=now,
     )
-    receipt = _receipt(run, peer, told.get("receipt"))
+    receipt = _receipt(run, peer, told.get("receipt"), now)
     if receipt is None:
         return row
     # A partner may sign a false claim, so a receipt counts no more than the report.
     return replace(row, signed_tokens=min(receipt.tokens, tokens), signers=(receipt.partner,))
 
 
-def _receipt(run: RunId, peer: PeerId, body: object) -> Receipt | None:
-    """Return a peer's receipt if a partner signed it."""
+def _receipt(run: RunId, peer: PeerId, body: object, now: float) -> Receipt | None:
+    """Return a peer's receipt if a partner signed it, and if its times are possible."""
     if not isinstance(body, bytes):
         return None
     try:
         receipt = Receipt.decode(body)
     except RemoteError:
         return None
-    return receipt if receipt.peer == peer != receipt.partner and receipt.is_signed(run) else None
+    is_whole = receipt.peer == peer != receipt.partner and receipt.is_timely(now)
+    return receipt if is_whole and receipt.is_signed(run) else None
 
 
 def _grown(known: Contribution, row: Contribution) -> Contribution:

@@ -33,6 +33,9 @@ from peer.home import Home
 from peer.ledger import Ledger, table
 
 AMBER, BIRCH = GUEST, ISSUER
+LATER = NOW + 10_000
+PAST = 1_700_000_000
+"""A time before that of the system's clock."""
 
 
 class Side:
@@ -92,11 +95,11 @@ def test_what_passed_is_signed_within_a_minute(tmp_path: Path) -> None:
 
     amber, birch = play(scene, tmp_path)
     assert len(amber.receipts) == len(birch.receipts) == 1  # ten exchanges, one conversation
-    mine = total(filter(None, amber.receipts), RUN, AMBER.peer)
+    mine = total(filter(None, amber.receipts), RUN, AMBER.peer, LATER)
     assert (mine.exchanges, mine.sent, mine.received, mine.served, mine.tokens) == (10, 1000, 2000, 5000, 300)
-    theirs = total(filter(None, birch.receipts), RUN, BIRCH.peer)
+    theirs = total(filter(None, birch.receipts), RUN, BIRCH.peer, LATER)
     assert (theirs.exchanges, theirs.sent, theirs.received, theirs.served) == (10, 2000, 1000, 0)
-    assert amber.contributions.newest == amber.ledger.newest() == amber.receipts[-1]
+    assert amber.contributions.newest is not None
     assert Receipt.decode(amber.contributions.newest.encode()) == amber.receipts[-1]
     assert [each.tokens for each in birch.contributions.of_partners] == [300]
 
@@ -107,6 +110,33 @@ def test_who_leaves_asks_once_more(tmp_path: Path) -> None:
             amber.exchanged(BIRCH, 1, 2)
             birch.exchanged(AMBER, 2, 1)
             amber.exchanged(STRANGER, 1, 2)  # not reachable any more
+        return amber
+
+    assert len(play(scene, tmp_path).receipts) == 1
+
+
+@pytest.mark.parametrize("is_leaving", [False, True])
+def test_a_failed_request_is_repeated(tmp_path: Path, is_leaving: bool) -> None:
+    """Check a partner that cannot answer for a while, and one of whose exchanges nothing follows."""
+
+    async def scene(amber: Side, birch: Side) -> Side:
+        refusals = 0
+
+        async def late(link: Link) -> None:
+            nonlocal refusals
+            refusals += 1
+            if refusals <= 2:
+                await link.close()
+            else:
+                await birch.contributions.answer(link)
+
+        await birch.transport.listen(late)
+        async with amber.contributions.gathering(lambda: amber.transport):
+            amber.exchanged(BIRCH, 1, 2)
+            birch.exchanged(AMBER, 2, 1)
+            if not is_leaving:
+                await asyncio.sleep(8 * PERIOD_S)
+                assert len(amber.receipts) == 1
         return amber
 
     assert len(play(scene, tmp_path).receipts) == 1
@@ -188,7 +218,7 @@ def test_partners_that_live_on_sign_what_was_exchanged(tmp_path: Path, killed: i
         for side in alive:
             assert len(swarm.made[side]) > seconds / 4
             assert swarm.signed(side) >= 0.95 * len(swarm.made[side])
-            proved = total(filter(None, side.receipts), RUN, side.who.peer)
+            proved = total(filter(None, side.receipts), RUN, side.who.peer, LATER)
             assert not proved.faulty
 
     virtual_time.run(main())
@@ -214,7 +244,15 @@ def test_a_partner_that_is_silent_costs_nothing_but_receipts(tmp_path: Path) -> 
 
 def false_receipts() -> list[list[Any]]:
     good = Receipt(AMBER.peer, BIRCH.peer, NOW, NOW + 1, 3, 300, 1, 1, 2, 0)
-    forged = [good.signed(RUN, AMBER.state), replace(good, tokens=301).signed(RUN, BIRCH.state)]
+    forged = [good.signed(RUN, AMBER.state)]
+    lies = [
+        replace(good, tokens=301),
+        replace(good, exchanges=99),
+        replace(good, sent=2**53),
+        replace(good, until=2**53),
+        replace(good, until=0),
+    ]
+    forged += [each.signed(RUN, BIRCH.state) for each in lies]
     answers = [["receipt", each.encode(), 3, 300] for each in forged]
     return [*answers, ["receipt", b"x", 3, 300], ["receipt", good.signed(RUN, BIRCH.state).encode()], ["no"], []]
 
@@ -269,17 +307,19 @@ def test_what_is_told_of_one_is_of_one(receipts: int, said: str) -> None:
     assert f"  {BIRCH.peer}: 1 exchange" in table(result)
 
 
-def test_the_newest_receipt_is_the_last_whole_line_of_this_identity(tmp_path: Path) -> None:
+def test_the_newest_receipt_is_that_of_this_identity(tmp_path: Path) -> None:
     """Check no file, a torn line, and receipts of an earlier identity, which a new one does not show."""
 
     async def scene(amber: Side, birch: Side) -> Receipt:
-        assert amber.ledger.newest() is None
-        amber.exchanged(BIRCH, 100, 200)
-        birch.exchanged(AMBER, 200, 100)
-        await amber.contributions.ask(amber.transport, BIRCH.peer)
+        assert amber.contributions.newest is None
+        for _ in range(2):
+            amber.exchanged(BIRCH, 100, 200)
+            birch.exchanged(AMBER, 200, 100)
+            await asyncio.sleep(2.0)
+            await amber.contributions.ask(amber.transport, BIRCH.peer)
         with amber.ledger.path.open("a") as file:
             file.write('{"torn')
-        found = amber.ledger.newest()
+        found = amber.contributions.newest
         assert found is not None
         network = MemoryNetwork()
         birch.ledger.path.write_bytes(amber.ledger.path.read_bytes())
@@ -287,19 +327,52 @@ def test_the_newest_receipt_is_the_last_whole_line_of_this_identity(tmp_path: Pa
         assert Side(network, BIRCH, tmp_path).contributions.newest is None
         return found
 
-    assert play(scene, tmp_path).tokens == 300
+    assert play(scene, tmp_path).exchanges == 2
 
 
-def test_the_ledger_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    receipt = Receipt(AMBER.peer, BIRCH.peer, NOW, NOW, 1, 1, 1, 1, 2, 0).signed(RUN, BIRCH.state)
-    monkeypatch.setattr(ledger_module, "MAX_LEDGER_BYTES", 2000)
-    ledger = Ledger(tmp_path / "contributions.jsonl")
-    for _ in range(50):
-        ledger.add(receipt)
-    sizes = [each.stat().st_size for each in tmp_path.iterdir()]
-    assert len(sizes) == 2
-    assert max(sizes) < 4000
-    assert set(ledger.read()) == {receipt}
+def kept_by(partner: Somebody, since: int, exchanges: int) -> Receipt:
+    receipt = Receipt(AMBER.peer, partner.peer, since, since + exchanges, 1, 1, exchanges, 1, 2, 0)
+    return receipt.signed(RUN, partner.state)
+
+
+def test_the_ledger_keeps_the_newest_receipt_of_each_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "SMALL_BYTES", 2000)
+    ledger = Ledger(tmp_path / "contributions.jsonl", 2000)
+    for exchanges in range(1, 51):
+        for partner in (BIRCH, STRANGER):
+            ledger.add(kept_by(partner, NOW, exchanges))
+    assert [each.name for each in tmp_path.iterdir()] == [ledger.path.name]
+    assert ledger.path.stat().st_size < 3000
+    assert total(filter(None, ledger.read()), RUN, AMBER.peer, LATER).exchanges == 100
+
+
+def test_a_partner_with_many_accounts_crowds_out_its_own_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "MAX_ACCOUNTS", 8)
+    ledger = Ledger(tmp_path / "contributions.jsonl", 4000)
+    ledger.add(kept_by(BIRCH, NOW, 7))
+    for number in range(1, 100):
+        ledger.add(kept_by(STRANGER, NOW + number, 1))
+    ledger.rewrite()
+    proved = total(filter(None, ledger.read()), RUN, AMBER.peer, LATER)
+    assert proved.partners == {BIRCH.peer: 7, STRANGER.peer: 7}
+    assert proved.last == NOW + 100
+
+
+def test_a_rewritten_ledger_survives_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger(tmp_path / "contributions.jsonl", 2000)
+
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("p2ptrain.base.files.replace", full)
+    failed = 0
+    for exchanges in range(1, 11):
+        try:
+            ledger.add(kept_by(BIRCH, NOW, exchanges))
+        except OSError:
+            failed += 1
+    assert failed
+    assert total(filter(None, ledger.read()), RUN, AMBER.peer, LATER).exchanges == 10
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -323,10 +396,10 @@ def home_of(tmp_path: Path) -> tuple[Home, SignedManifest]:
 
 def test_the_command_counts_what_holds(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     home, signed = home_of(tmp_path)
-    good = Receipt(AMBER.peer, BIRCH.peer, NOW, NOW + 5, 9, 12_345, 7, 1000, 2000, 0)
+    good = Receipt(AMBER.peer, BIRCH.peer, PAST, PAST + 5, 9, 12_345, 7, 1000, 2000, 0)
     good = good.signed(signed.run_id, BIRCH.state)
     Ledger(home.contributions).add(good)
-    blown_up = json.loads(home.contributions.read_text()) | {"sent": 10**12, "since": NOW + 6, "until": NOW + 7}
+    blown_up = json.loads(home.contributions.read_text()) | {"sent": 10**12, "since": PAST + 6, "until": PAST + 7}
     with home.contributions.open("a") as file:
         file.write(json.dumps(blown_up) + "\nnot json\n" + "x" * 10_000 + "\n")
     code, said = show(capfd, home.path)

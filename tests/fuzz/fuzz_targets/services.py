@@ -193,7 +193,7 @@ def _is_downloaded(link: Callable[[PeerId], BytesLink]) -> bool:
 
 # --- receipts -----------------------------------------------------------------------------------------------------
 
-RECEIPT = Receipt(GUEST.peer, ISSUER.peer, int(NOW), int(NOW) + 1, 3, 4, 5, 50, 500, 8).signed(RUN, ISSUER.state)
+RECEIPT = Receipt(GUEST.peer, ISSUER.peer, int(NOW), int(NOW) + 1, 3, 4, 1, 100, 10, 0).signed(RUN, ISSUER.state)
 
 
 class NoLedger(Ledger):

@@ -53,7 +53,7 @@ def receipts(signed: SignedManifest) -> Total:
         receipt(STRANGER, NOW, 4, STRANGER),
         receipt(ISSUER, NOW + 90_000, 1_000, STRANGER),
     ]
-    return total(made, signed.run_id, GUEST.peer)
+    return total(made, signed.run_id, GUEST.peer, NOW + 1e6)
 
 
 def test_each_number_is_the_true_one(signed_run: Callable[..., SignedManifest]) -> None:
