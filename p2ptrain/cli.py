@@ -72,9 +72,7 @@ LAZY_COMMANDS = {
     "contributions": LazyCommand("peer.cli", "contributions", "Show a peer's contributions, signed by its partners."),
     "export": LazyCommand("peer.cli", "export", "Write a peer's model in Hugging Face format."),
     "generate": LazyCommand("peer.cli", "generate", "Continue a text with a model."),
-    "evaluate": LazyCommand(
-        "peer.trained.evaluate_command", "evaluate", "Measure a model's loss on a text, or its scores in tasks."
-    ),
+    "evaluate": LazyCommand("peer.trained.evaluate_command", "evaluate", "Measure a model's loss on a text."),
     "chat": LazyCommand("peer.trained.chat_command", "chat", "Talk with a model."),
     "publish": LazyCommand(
         "peer.trained.publish_command", "publish", "Publish a peer's model on the Hugging Face hub."
@@ -188,9 +186,11 @@ def init(
 
     check_free(run)
     if not corpora and text_field:
-        raise UserError(f"--text-field {text_field} names a column of no file.", "Name the file, too, with --corpus.")
+        raise UserError(f"--text-field {text_field} needs the text that has this field.", "Name it with --corpus.")
     if not corpora and template is not None:
-        raise UserError(f"--template {template} is for dialogues of no file.", "Name the file, too, with --corpus.")
+        raise UserError(f"--template {template} needs dialogues.", "Name them with --corpus.")
+    if not corpora and is_all:
+        raise UserError("--all needs the text that it takes as a whole.", "Name it with --corpus.")
     size = create_with_text(
         run,
         corpora=corpora,

@@ -104,6 +104,8 @@ def peer(link: str | None, home: Path | None, devices: str | None, verbose: bool
     if (mirror := given["mirror"]) is not None:
         if "://" not in mirror and not mirror.startswith("hf:"):
             mirror = given["mirror"] = str(UserPath(mirror).absolute())  # the same one at a start elsewhere
+            if not Path(mirror).is_dir():
+                raise UserError(f"--mirror {mirror} is not a folder.", "Name one that `p2ptrain publish-tokens` wrote.")
         Mirror(mirror, is_own=True)  # raises UserError before anything is written
     given |= {name: given[name] or None for name in ("listen", "announce")}
     options = PeerOptions(link_given, home, forget, verbose, **given)

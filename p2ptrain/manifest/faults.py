@@ -33,7 +33,7 @@ def validated(data: Mapping[str, Any]) -> Manifest:
     try:
         return Manifest.model_validate(data)
     except ValidationError as error:
-        remedy = "Correct these fields; `p2ptrain init` writes a valid manifest."
+        remedy = "Correct these fields, or the options that set them."
         raise ManifestError("\n".join(error_lines(error, Manifest, _TAGGED_SECTIONS)), remedy) from None
 
 

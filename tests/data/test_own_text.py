@@ -271,7 +271,8 @@ def test_a_column_of_no_table_is_refused(place: Path) -> None:
     said = refused("init", "run", "--corpus", "my.txt", "--text-field", "body")
     assert "my.txt is plain text, which has no column 'body'." in said
     assert "my.txt is a file; tokens are counted of a run" in refused("tokens", "my.txt")
-    assert "--text-field body names a column of no file" in refused("init", "run", "--text-field", "body")
+    assert "--text-field body needs the text" in refused("init", "run", "--text-field", "body")
+    assert "--all needs the text" in refused("init", "run", "--all")
     assert not Path("run").exists()
 
 

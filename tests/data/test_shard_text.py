@@ -60,7 +60,7 @@ def test_rows_become_documents_with_separators(tmp_path: Path, rows_file: Path, 
     assert documents[-1] == b""
 
 
-def test_a_folder_is_read_by_the_names_of_its_files(tmp_path: Path) -> None:
+def test_a_folder_is_read_in_an_order_of_its_names_digests(tmp_path: Path) -> None:
     folder = tmp_path / "code"
     (folder / "b").mkdir(parents=True)
     (folder / ".git").mkdir()
@@ -75,7 +75,7 @@ def test_a_folder_is_read_by_the_names_of_its_files(tmp_path: Path) -> None:
     }.items():
         (folder / name).write_bytes(content)
     built = build(tmp_path / "run", folder)
-    order = [b"print(1)\n" * 20, b"print(2)\n" * 20, b"print(3)\n" * 20, b"a row", b""]
+    order = [b"print(3)\n" * 20, b"a row", b"print(2)\n" * 20, b"print(1)\n" * 20, b""]
     assert bytes(built.ids).split(b"\0") == order
     assert built.summary.warnings[-1] == f"{folder} has 1 files that are not text and were skipped: logo.png"
     for path in folder.rglob("*"):
@@ -94,9 +94,9 @@ def test_links_in_a_folder_are_followed_or_told(tmp_path: Path) -> None:
         (folder / name).symlink_to(target)
     (other / "back").symlink_to(folder)
     built = build(tmp_path / "run", folder)
-    assert bytes(built.ids).split(b"\0")[:2] == [b"a note\n" * 20, b"another\n" * 20]
+    assert set(bytes(built.ids).split(b"\0")[:2]) == {b"a note\n" * 20, b"another\n" * 20}
     [said] = built.summary.warnings
-    assert said.startswith("3 files of ")
+    assert "has 3 files that are not text" in said
     for name in ("dead", "linked/back", "round"):
         assert f"{name} (a link that leads nowhere or back)" in said
 
